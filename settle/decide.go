@@ -1,0 +1,157 @@
+package settle
+
+import "time"
+
+// Strategy says how a retried or deferred message waits (J).
+type Strategy uint8
+
+const (
+	// Republish writes a copy with the new count to a hold queue. The default on owned topologies (J1).
+	Republish Strategy = iota
+	// InPlace writes no copy: the same message comes back. Implied by external topologies (J2).
+	InPlace
+)
+
+// Policy is what Decide goes by, resolved once from a topology and its consumer's options.
+type Policy struct {
+	// Holds are the tiers' delays, shortest first.
+	Holds []time.Duration
+	// DeadLetter says whether there is a dead-letter queue.
+	DeadLetter bool
+	// MaxRetries is the retry budget; the handler runs at most MaxRetries+1 times (C1).
+	MaxRetries uint32
+	Strategy   Strategy
+	// Sequenced topologies wait in place, whatever the strategy, so that nothing overtakes (K1).
+	Sequenced bool
+	// HoldDeferred lets Defer wait on a sequenced topology instead of becoming Retry (D4).
+	HoldDeferred bool
+	// FailAll fails every later message of a failed message's key (K4).
+	FailAll bool
+	// MaxDefers and MaxDeferAge bound deferrals (D5); zero: no bound.
+	MaxDefers   uint32
+	MaxDeferAge time.Duration
+	// CrashLimit bounds how often a message may take its process down (C10); zero: no bound.
+	CrashLimit uint32
+}
+
+// Message is what Decide needs to know of a message.
+type Message struct {
+	Retries uint32
+	Defers  uint32
+	// Crashes is how often the broker delivered it without any outcome of ours; zero where unknown.
+	Crashes uint32
+	// Age is the time since the message was first seen by a consumer.
+	Age time.Duration
+	// Wait is how long its not-before time is still ahead, for Defer that of the outcome; zero or less: it is due,
+	// or has none.
+	Wait time.Duration
+}
+
+// deferWithoutHold is how long a consumer keeps a deferred message that has no hold queue to go to (D2).
+const deferWithoutHold = time.Second
+
+// suspectAfter is the number of crashes from which on a message must run alone (C10).
+const suspectAfter = 2
+
+// Suspect says whether the message must run alone, because it may be the one that kills the process (C10).
+func (p Policy) Suspect(m Message) bool {
+	return p.CrashLimit > 0 && m.Crashes >= suspectAfter
+}
+
+// Admit decides whether the handler may be called. If not, the Outcome says what to Decide instead.
+func Admit(m Message, notBefore time.Time, p Policy) (Outcome, bool) {
+	switch {
+	case p.CrashLimit > 0 && m.Crashes >= p.CrashLimit:
+		return Poison(CrashLoop, "delivered again and again without an outcome: its handler seems to end the process"), false
+	case m.Wait > 0:
+		return Early(notBefore), false
+	}
+	return Outcome{}, true
+}
+
+// Decide is the one place where an outcome becomes an action (A7). Same inputs, same action.
+func Decide(o Outcome, m Message, p Policy) Action {
+	switch o.Verdict {
+	case VerdictAck:
+		return Action{Kind: Done}
+	case VerdictReject:
+		return die(Rejected, o.Text, m, p)
+	case VerdictDefer:
+		return deferred(o, m, p)
+	case VerdictEarly:
+		return early(o, m, p)
+	case VerdictPoison:
+		return die(o.Cause, o.Text, m, p)
+	case VerdictRelease:
+		return Action{Kind: GiveBack, Retries: m.Retries, Defers: m.Defers}
+	case VerdictUnset:
+		a := retry(o, m, p)
+		a.Warning = OutcomeUnset
+		return a
+	default:
+		return retry(o, m, p)
+	}
+}
+
+func retry(o Outcome, m Message, p Policy) Action {
+	if m.Retries >= p.MaxRetries {
+		return die(MaxRetriesExceeded, o.Text, m, p)
+	}
+	a := Action{Kind: Hold, Retries: m.Retries + 1, Defers: m.Defers}
+	if len(p.Holds) == 0 {
+		a.Kind, a.Warning = Copy, RetryWithoutHold
+	} else {
+		a.Tier = min(int(m.Retries), len(p.Holds)-1)
+		a.Delay = p.Holds[a.Tier]
+	}
+	return inPlace(a, p)
+}
+
+func deferred(o Outcome, m Message, p Policy) Action {
+	if p.Sequenced && !p.HoldDeferred {
+		a := retry(o, m, p)
+		a.Warning = DeferOnSequenced
+		return a
+	}
+	if p.MaxDefers > 0 && m.Defers >= p.MaxDefers {
+		return die(DeferLimitExceeded, o.Text, m, p)
+	}
+	return park(o, m, p, m.Defers+1)
+}
+
+func early(o Outcome, m Message, p Policy) Action { return park(o, m, p, m.Defers) }
+
+// park sends a message to wait without spending its retry budget.
+func park(o Outcome, m Message, p Policy, defers uint32) Action {
+	if p.MaxDeferAge > 0 && m.Age >= p.MaxDeferAge {
+		return die(DeferLimitExceeded, o.Text, m, p)
+	}
+	a := Action{Kind: Hold, Retries: m.Retries, Defers: defers, NotBefore: o.NotBefore}
+	if len(p.Holds) == 0 {
+		a.Kind, a.Delay, a.Warning = Copy, deferWithoutHold, DeferWithoutHold
+		return inPlace(a, p)
+	}
+	for i, d := range p.Holds {
+		if i > 0 && d > m.Wait {
+			break
+		}
+		a.Tier, a.Delay = i, d
+	}
+	return inPlace(a, p)
+}
+
+// inPlace turns writing a copy into waiting where no copy may be written.
+func inPlace(a Action, p Policy) Action {
+	if p.Strategy == InPlace || p.Sequenced {
+		a.Kind, a.Tier = WaitInPlace, 0
+	}
+	return a
+}
+
+func die(reason Reason, text string, m Message, p Policy) Action {
+	a := Action{Kind: DeadLetter, Retries: m.Retries, Defers: m.Defers, Reason: reason, Text: text, FailKey: p.Sequenced && p.FailAll && reason != SequenceFailed}
+	if !p.DeadLetter {
+		a.Kind = Drop
+	}
+	return a
+}
