@@ -1,0 +1,393 @@
+package v1alpha1
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// BrokerSpec says how a broker is reached, with which credentials, and who may use it.
+type BrokerSpec struct {
+	// rabbitmq connects to RabbitMQ 3.10 or later. Exactly one of rabbitmq, kafka, nats, redis, sqs and
+	// embedded is set.
+	// +optional
+	RabbitMQ *RabbitMQBroker `json:"rabbitmq,omitempty"`
+
+	// kafka connects to Apache Kafka. It takes effect with the Kafka backend, which is not in this release.
+	// +optional
+	Kafka *KafkaBroker `json:"kafka,omitempty"`
+
+	// nats connects to NATS with JetStream. It takes effect with the NATS backend, which is not in this
+	// release.
+	// +optional
+	NATS *NATSBroker `json:"nats,omitempty"`
+
+	// redis connects to Redis Streams. It takes effect with the Redis backend, which is not in this release.
+	// +optional
+	Redis *RedisBroker `json:"redis,omitempty"`
+
+	// sqs connects to Amazon SNS and SQS. It takes effect with the SQS backend, which is not in this release.
+	// +optional
+	SQS *SQSBroker `json:"sqs,omitempty"`
+
+	// embedded makes the operator run a NATS JetStream server as a StatefulSet of one replica. It takes
+	// effect with the NATS backend, which is not in this release.
+	// +optional
+	Embedded *EmbeddedBroker `json:"embedded,omitempty"`
+
+	// credentials are used by the operator, and by pods in the Broker's own namespace where neither
+	// workloadCredentials nor the ConsumerGroup's credentials are set. They never leave this namespace.
+	// Absent means that the broker is used without credentials (RabbitMQ: as guest).
+	// +optional
+	Credentials *CredentialsSource `json:"credentials,omitempty"`
+
+	// workloadCredentials are what pods use, usually with fewer rights than credentials. Workloads in
+	// other namespaces get a copy of this Secret; without it they need credentials of their own
+	// (condition CredentialsReady, reason WorkloadCredentialsMissing).
+	// +optional
+	WorkloadCredentials *CredentialsSource `json:"workloadCredentials,omitempty"`
+
+	// tls says how the broker's certificate is verified and which certificate is shown to it. For
+	// RabbitMQ it needs an amqps:// or https:// URL.
+	// +optional
+	TLS *BrokerTLS `json:"tls,omitempty"`
+
+	// allowedNamespaces says which namespaces may hold Topologies on this Broker, and which queues they
+	// may claim. Absent means the Broker's own namespace, any queue.
+	// +optional
+	AllowedNamespaces *AllowedNamespaces `json:"allowedNamespaces,omitempty"`
+
+	// consumerDefaults are options for every consumer on this Broker that does not set them itself.
+	// +optional
+	ConsumerDefaults *ConsumerOptions `json:"consumerDefaults,omitempty"`
+
+	// resyncInterval is the time between two looks at the broker for what has drifted, jittered, as
+	// whole milliseconds between 10s and 24h. Defaults to 5m.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +optional
+	ResyncInterval *metav1.Duration `json:"resyncInterval,omitempty"`
+}
+
+// RabbitMQBroker says how RabbitMQ is reached.
+type RabbitMQBroker struct {
+	// url is the AMQP address, such as amqp://rabbit.shop.svc:5672/ or amqps://rabbit.shop.svc:5671/my-vhost.
+	// The path is the virtual host, percent-encoded; an empty path or / is the virtual host "/". User
+	// information in the URL is refused: it belongs into the Secret that credentials names.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	// +required
+	URL string `json:"url,omitempty"`
+
+	// management is the HTTP API of the management plugin. Without it the operator cannot see unacked
+	// counts, arguments and bindings: the condition Drift is Unknown, nothing scales to zero, and
+	// deletionPolicy DeleteIfEmpty has no proof and leaves queues behind. It never leaves the Broker's
+	// namespace.
+	// +optional
+	Management *RabbitMQManagement `json:"management,omitempty"`
+
+	// consumerTimeout is the server's consumer_timeout, between 1m and 8760h: RabbitMQ closes the channel
+	// of a consumer that holds one message for longer. Effective prefetch is chosen so that this does not
+	// happen. Defaults to 30m, the server's own default.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +optional
+	ConsumerTimeout *metav1.Duration `json:"consumerTimeout,omitempty"`
+}
+
+// RabbitMQManagement says how the management HTTP API is reached.
+type RabbitMQManagement struct {
+	// url is the root of the API, such as http://rabbit.shop.svc:15672. User information in the URL is
+	// refused; the Broker's credentials are used.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	// +required
+	URL string `json:"url,omitempty"`
+}
+
+// HostPort is the address of a server, written host:port.
+// +kubebuilder:validation:MinLength=1
+// +kubebuilder:validation:MaxLength=300
+type HostPort string
+
+// KafkaBroker says how Kafka is reached.
+type KafkaBroker struct {
+	// bootstrapServers are one to 32 addresses, host:port, from which the rest of the cluster is found.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	// +listType=set
+	// +required
+	BootstrapServers []HostPort `json:"bootstrapServers,omitempty"`
+
+	// sasl switches authentication on; the Broker's credentials are used. Absent means none, or a client
+	// certificate (tls.clientCertSecretRef).
+	// +optional
+	SASL *KafkaSASL `json:"sasl,omitempty"`
+}
+
+// SASLMechanism is a way to authenticate to Kafka.
+// +kubebuilder:validation:Enum=PLAIN;SCRAM-SHA-256;SCRAM-SHA-512;OAUTHBEARER
+type SASLMechanism string
+
+const (
+	// SASLPlain sends username and password as they are; use it with TLS only.
+	SASLPlain SASLMechanism = "PLAIN"
+	// SASLScramSHA256 is SCRAM with SHA-256.
+	SASLScramSHA256 SASLMechanism = "SCRAM-SHA-256"
+	// SASLScramSHA512 is SCRAM with SHA-512.
+	SASLScramSHA512 SASLMechanism = "SCRAM-SHA-512"
+	// SASLOAuthBearer sends the key "token" of the Secret.
+	SASLOAuthBearer SASLMechanism = "OAUTHBEARER"
+)
+
+// KafkaSASL is how clients authenticate to Kafka.
+type KafkaSASL struct {
+	// mechanism is PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER.
+	// +required
+	Mechanism SASLMechanism `json:"mechanism,omitempty"`
+}
+
+// NATSServer is the address of a NATS server, such as nats://nats.shop.svc:4222.
+// +kubebuilder:validation:MinLength=1
+// +kubebuilder:validation:MaxLength=300
+type NATSServer string
+
+// NATSBroker says how NATS is reached.
+type NATSBroker struct {
+	// servers are one to 32 addresses: nats://host:4222, or tls://host:4222 where the server wants TLS.
+	// User information in them is refused.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	// +listType=set
+	// +required
+	Servers []NATSServer `json:"servers,omitempty"`
+}
+
+// RedisMode is the way a Redis installation is laid out.
+// +kubebuilder:validation:Enum=Standalone;Cluster;Sentinel
+type RedisMode string
+
+const (
+	// RedisStandalone is one server.
+	RedisStandalone RedisMode = "Standalone"
+	// RedisCluster is a Redis Cluster; any of its nodes are the addresses.
+	RedisCluster RedisMode = "Cluster"
+	// RedisSentinel is a primary found through sentinels; these are the addresses.
+	RedisSentinel RedisMode = "Sentinel"
+)
+
+// RedisBroker says how Redis is reached.
+type RedisBroker struct {
+	// addresses are one to 32 servers, host:port: the one server (Standalone), nodes (Cluster) or
+	// sentinels (Sentinel).
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	// +listType=set
+	// +required
+	Addresses []HostPort `json:"addresses,omitempty"`
+
+	// mode is Standalone, Cluster or Sentinel. Defaults to Standalone.
+	// +optional
+	Mode RedisMode `json:"mode,omitempty"`
+
+	// masterName is the name under which the sentinels know the primary. Needed with mode Sentinel, and
+	// refused otherwise.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	MasterName string `json:"masterName,omitempty"`
+}
+
+// SQSBroker says which SQS is used.
+type SQSBroker struct {
+	// region is the AWS region, such as eu-central-1.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +required
+	Region string `json:"region,omitempty"`
+
+	// endpoint replaces the region's public endpoint: the URL of a VPC endpoint or of an emulator.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	// +optional
+	Endpoint string `json:"endpoint,omitempty"`
+}
+
+// EmbeddedBroker is a NATS JetStream server that the operator runs.
+type EmbeddedBroker struct {
+	// storage is the volume of the server.
+	// +required
+	Storage EmbeddedStorage `json:"storage,omitzero"`
+}
+
+// EmbeddedStorage is the volume of an embedded broker.
+type EmbeddedStorage struct {
+	// size of the volume, at least 1Mi, such as 1Gi.
+	// +required
+	Size *resource.Quantity `json:"size,omitempty"`
+}
+
+// BrokerTLS configures connections that use TLS. All Secrets are in the Broker's namespace.
+type BrokerTLS struct {
+	// caSecretRef names the Secret whose key "ca.crt" holds the certificate authorities that are
+	// trusted. Absent means the ones of the image.
+	// +optional
+	CASecretRef *SecretReference `json:"caSecretRef,omitempty"`
+
+	// clientCertSecretRef names the Secret with the keys "tls.crt" and "tls.key" that hold the client
+	// certificate.
+	// +optional
+	ClientCertSecretRef *SecretReference `json:"clientCertSecretRef,omitempty"`
+
+	// serverName is the name expected in the server's certificate. Defaults to the host that is
+	// connected to.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	ServerName string `json:"serverName,omitempty"`
+}
+
+// NamespacesFrom says from which namespaces a Broker may be used.
+// +kubebuilder:validation:Enum=Same;All;Selector
+type NamespacesFrom string
+
+const (
+	// NamespacesSame allows the Broker's own namespace only.
+	NamespacesSame NamespacesFrom = "Same"
+	// NamespacesAll allows every namespace.
+	NamespacesAll NamespacesFrom = "All"
+	// NamespacesSelector allows the namespaces that the selector matches, and the Broker's own.
+	NamespacesSelector NamespacesFrom = "Selector"
+)
+
+// QueuePattern is a queue name in which * stands for any characters and {namespace} for the namespace of
+// the Topology.
+// +kubebuilder:validation:MinLength=1
+// +kubebuilder:validation:MaxLength=255
+type QueuePattern string
+
+// AllowedNamespaces says who may use a Broker.
+type AllowedNamespaces struct {
+	// from is Same, All or Selector. Defaults to Same.
+	// +optional
+	From NamespacesFrom `json:"from,omitempty"`
+
+	// selector picks namespaces by their labels. Needed with from: Selector, and refused otherwise.
+	// +optional
+	Selector *metav1.LabelSelector `json:"selector,omitempty"`
+
+	// queues are one to 64 patterns; every queue that a Topology of another namespace claims, derived
+	// ones and a given dead-letter queue included, has to match one of them. * stands for any characters,
+	// {namespace} for the Topology's namespace. Defaults to ["*"] with from: Same, else to
+	// ["{namespace}.*"]. Topologies in the Broker's own namespace are not bound by it unless it is set
+	// with from: Same.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=set
+	// +optional
+	Queues []QueuePattern `json:"queues,omitempty"`
+}
+
+// BrokerStatus is what the operator knows about a broker.
+type BrokerStatus struct {
+	// observedGeneration is the generation of the spec that this status is about; -1 before the first
+	// reconciliation.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// conditions of the Broker: Ready, Reconciling, Stalled, Connected, ManagementReady, InUse.
+	// +kubebuilder:validation:MaxItems=32
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// kind of the broker: RabbitMQ, Kafka, NATS, Redis, SQS or Embedded.
+	// +kubebuilder:validation:MaxLength=32
+	// +optional
+	Kind BrokerKind `json:"kind,omitempty"`
+
+	// serverVersion is what the server calls its version.
+	// +kubebuilder:validation:MaxLength=128
+	// +optional
+	ServerVersion string `json:"serverVersion,omitempty"`
+
+	// serverID identifies the server or cluster: RabbitMQ's cluster name. Brokers with the same serverID
+	// share one table of claims.
+	// +kubebuilder:validation:MaxLength=512
+	// +optional
+	ServerID string `json:"serverID,omitempty"`
+
+	// secretHash is a hash over name, uid and resourceVersion of every Secret in use, never over their
+	// content. It changes when one of them is rotated.
+	// +kubebuilder:validation:MaxLength=128
+	// +optional
+	SecretHash string `json:"secretHash,omitempty"`
+
+	// dependents is the number of Topologies that refer to this Broker. Absent means not counted yet.
+	// +optional
+	Dependents *int32 `json:"dependents,omitempty"`
+}
+
+// Broker is one message broker and the rules for its use.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=brk,categories=shove
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Kind",type=string,JSONPath=`.status.kind`
+// +kubebuilder:printcolumn:name="Version",type=string,JSONPath=`.status.serverVersion`
+// +kubebuilder:printcolumn:name="Dependents",type=integer,JSONPath=`.status.dependents`,priority=1
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type Broker struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// metadata is the standard object metadata.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitzero"`
+
+	// spec is what is wanted.
+	// +required
+	Spec BrokerSpec `json:"spec,omitzero"`
+
+	// status is what the operator found.
+	// +kubebuilder:default={"observedGeneration":-1}
+	// +optional
+	Status BrokerStatus `json:"status,omitzero"`
+}
+
+// GetConditions returns the conditions in the status. The slice is shared, not copied.
+func (b *Broker) GetConditions() []metav1.Condition { return b.Status.Conditions }
+
+// SetConditions replaces the conditions in the status.
+func (b *Broker) SetConditions(c []metav1.Condition) { b.Status.Conditions = c }
+
+// Kind returns the broker's kind by the block that is set, or "" when none is. With more than one, which
+// the API server refuses, the first in the order of the spec wins.
+func (s *BrokerSpec) Kind() BrokerKind {
+	switch {
+	case s.RabbitMQ != nil:
+		return BrokerRabbitMQ
+	case s.Kafka != nil:
+		return BrokerKafka
+	case s.NATS != nil:
+		return BrokerNATS
+	case s.Redis != nil:
+		return BrokerRedis
+	case s.SQS != nil:
+		return BrokerSQS
+	case s.Embedded != nil:
+		return BrokerEmbedded
+	default:
+		return ""
+	}
+}
+
+// BrokerList is a list of Brokers.
+//
+// +kubebuilder:object:root=true
+type BrokerList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitzero"`
+	Items           []Broker `json:"items"`
+}
