@@ -54,7 +54,7 @@ func namespaceAllowed(b *v1alpha1.Broker, namespace string, set map[string]strin
 		return nil
 	case v1alpha1.NamespacesSelector:
 		selector, err := metav1.LabelSelectorAsSelector(a.Selector)
-		if err == nil && !selector.Empty() && selector.Matches(labels.Set(set)) {
+		if err == nil && selector.Matches(labels.Set(set)) {
 			return nil
 		}
 	}

@@ -6,6 +6,7 @@ package config
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/shove-dev/shove/broker"
@@ -45,9 +46,21 @@ type Broker struct {
 	// CredentialsDir holds one file per secret key (username, password, token, …); empty: none. Secrets are never
 	// written into this file.
 	CredentialsDir string `json:"credentialsDir,omitempty"`
-	TLS            *TLS   `json:"tls,omitempty"`
+	// CredentialsPrefix is put before each key to make the file's name, so that the files of several brokers fit into
+	// one directory, which a volume made of one Secret is. See CredentialFile.
+	CredentialsPrefix string `json:"credentialsPrefix,omitempty"`
+	TLS               *TLS   `json:"tls,omitempty"`
 	// ConsumerDefaults is the third layer of options: below a consumer's own and the code's.
 	ConsumerDefaults Options `json:"consumerDefaults,omitzero"`
+}
+
+// CredentialFile is the path of the file that may hold a secret key; "" when the broker has no credentials. Of the
+// files only the ones that the kind of credentials needs exist.
+func (b Broker) CredentialFile(key string) string {
+	if b.CredentialsDir == "" {
+		return ""
+	}
+	return filepath.Join(b.CredentialsDir, b.CredentialsPrefix+key)
 }
 
 // TLS names files.
@@ -98,6 +111,20 @@ type Consumer struct {
 	// Paused stops fetching; what is in work is finished.
 	Paused  bool    `json:"paused,omitempty"`
 	Options Options `json:"options,omitzero"`
+	// Sidecar is set when the messages go to an application over HTTP. Only the sidecar understands it, so a file
+	// with it requires the feature "sidecar".
+	Sidecar *Sidecar `json:"sidecar,omitempty"`
+}
+
+// Sidecar is where the sidecar sends the messages of a consumer: http://127.0.0.1:{port}{path}.
+type Sidecar struct {
+	Port int `json:"port"`
+	// Path gets the messages; empty: /messages.
+	Path string `json:"path,omitempty"`
+	// ReadinessPath is asked before messages are sent; empty: the port accepting connections is enough.
+	ReadinessPath string `json:"readinessPath,omitempty"`
+	// DeadLetters drains the dead-letter queue to {path}/dead.
+	DeadLetters bool `json:"deadLetters,omitempty"`
 }
 
 // Publish is one topology that the workload may publish to.
