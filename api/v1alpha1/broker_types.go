@@ -6,6 +6,9 @@ import (
 )
 
 // BrokerSpec says how a broker is reached, with which credentials, and who may use it.
+// +kubebuilder:validation:XValidation:rule="[has(self.rabbitmq), has(self.kafka), has(self.nats), has(self.redis), has(self.sqs), has(self.embedded)].exists_one(set, set)",message="set exactly one of rabbitmq, kafka, nats, redis, sqs and embedded: a Broker is one broker; write a second Broker for another"
+// +kubebuilder:validation:XValidation:rule="!has(self.tls) || !has(self.rabbitmq) || self.rabbitmq.url.startsWith('amqps://') || (has(self.rabbitmq.management) && self.rabbitmq.management.url.startsWith('https://'))",message="tls has no effect on an amqp:// address: write rabbitmq.url as amqps://host:5671/, or remove tls"
+// +kubebuilder:validation:XValidation:rule="!has(self.kafka) || !has(self.kafka.sasl) || has(self.credentials)",message="kafka.sasl needs credentials: name the Secret in spec.credentials.secretRef, or remove kafka.sasl"
 type BrokerSpec struct {
 	// rabbitmq connects to RabbitMQ 3.10 or later. Exactly one of rabbitmq, kafka, nats, redis, sqs and
 	// embedded is set.
@@ -64,6 +67,7 @@ type BrokerSpec struct {
 	// whole milliseconds between 10s and 24h. Defaults to 5m.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('10s') && duration(self) <= duration('24h')",message="resyncInterval must be whole milliseconds between 10s and 24h: write it like 5m or 30s"
 	// +optional
 	ResyncInterval *metav1.Duration `json:"resyncInterval,omitempty"`
 }
@@ -75,6 +79,8 @@ type RabbitMQBroker struct {
 	// information in the URL is refused: it belongs into the Secret that credentials names.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="!self.contains('@')",message="url must not hold user name or password: put them into a Secret and name it in spec.credentials.secretRef (an @ in a virtual host is written %40)"
+	// +kubebuilder:validation:XValidation:rule="self.contains('@') || (isURL(self) && self.matches('^amqps?://([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?(/[^/?#]*)?$'))",message="url must be an AMQP address without query: write it like amqp://rabbit.shop.svc:5672/ or amqps://rabbit.shop.svc:5671/my-vhost (a / in a virtual host is written %2F)"
 	// +required
 	URL string `json:"url,omitempty"`
 
@@ -90,6 +96,7 @@ type RabbitMQBroker struct {
 	// happen. Defaults to 30m, the server's own default.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('1m') && duration(self) <= duration('8760h')",message="consumerTimeout must be whole milliseconds between 1m and 8760h: write it like 30m or 2h"
 	// +optional
 	ConsumerTimeout *metav1.Duration `json:"consumerTimeout,omitempty"`
 }
@@ -100,6 +107,8 @@ type RabbitMQManagement struct {
 	// refused; the Broker's credentials are used.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="!self.contains('@')",message="management.url must not hold user name or password: the Secret in spec.credentials.secretRef is used"
+	// +kubebuilder:validation:XValidation:rule="self.contains('@') || (isURL(self) && self.matches('^https?://([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?(/[^?#]*)?$'))",message="management.url must be an HTTP address without query: write it like http://rabbit.shop.svc:15672"
 	// +required
 	URL string `json:"url,omitempty"`
 }
@@ -107,6 +116,7 @@ type RabbitMQManagement struct {
 // HostPort is the address of a server, written host:port.
 // +kubebuilder:validation:MinLength=1
 // +kubebuilder:validation:MaxLength=300
+// +kubebuilder:validation:XValidation:rule="self.matches('^([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]]):[0-9]{1,5}$')",message="an address must be host:port without a scheme and without credentials: write it like kafka.shop.svc:9092"
 type HostPort string
 
 // KafkaBroker says how Kafka is reached.
@@ -149,6 +159,7 @@ type KafkaSASL struct {
 // NATSServer is the address of a NATS server, such as nats://nats.shop.svc:4222.
 // +kubebuilder:validation:MinLength=1
 // +kubebuilder:validation:MaxLength=300
+// +kubebuilder:validation:XValidation:rule="self.matches('^((nats|tls|ws|wss)://)?([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?/?$')",message="a server must be an address without credentials: write it like nats://nats.shop.svc:4222 or tls://nats.shop.svc:4222, and name the Secret in spec.credentials.secretRef"
 type NATSServer string
 
 // NATSBroker says how NATS is reached.
@@ -176,6 +187,8 @@ const (
 )
 
 // RedisBroker says how Redis is reached.
+// +kubebuilder:validation:XValidation:rule="(has(self.mode) && self.mode == 'Sentinel') == has(self.masterName)",message="masterName goes with mode: Sentinel: set both, or remove masterName"
+// +kubebuilder:validation:XValidation:rule="(has(self.mode) && self.mode != 'Standalone') || size(self.addresses) == 1",message="mode Standalone is one server: write one address, or set mode to Cluster or Sentinel"
 type RedisBroker struct {
 	// addresses are one to 32 servers, host:port: the one server (Standalone), nodes (Cluster) or
 	// sentinels (Sentinel).
@@ -202,12 +215,14 @@ type SQSBroker struct {
 	// region is the AWS region, such as eu-central-1.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z]{2,4}(-[a-z]+)+-[0-9]+$')",message="region must be the name of an AWS region: write it like eu-central-1"
 	// +required
 	Region string `json:"region,omitempty"`
 
 	// endpoint replaces the region's public endpoint: the URL of a VPC endpoint or of an emulator.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="isURL(self) && self.matches('^https?://([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?(/[^?#@]*)?$')",message="endpoint must be an HTTP address without credentials and query: write it like http://localhost:9324"
 	// +optional
 	Endpoint string `json:"endpoint,omitempty"`
 }
@@ -222,11 +237,13 @@ type EmbeddedBroker struct {
 // EmbeddedStorage is the volume of an embedded broker.
 type EmbeddedStorage struct {
 	// size of the volume, at least 1Mi, such as 1Gi.
+	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).isInteger() && quantity(string(self)).compareTo(quantity('1Mi')) >= 0",message="size must be a whole number of bytes of at least 1Mi: write it like 1Gi or 500Mi"
 	// +required
 	Size *resource.Quantity `json:"size,omitempty"`
 }
 
 // BrokerTLS configures connections that use TLS. All Secrets are in the Broker's namespace.
+// +kubebuilder:validation:XValidation:rule="has(self.caSecretRef) || has(self.clientCertSecretRef) || has(self.serverName)",message="tls must set at least one of caSecretRef, clientCertSecretRef and serverName: remove tls if the defaults are right"
 type BrokerTLS struct {
 	// caSecretRef names the Secret whose key "ca.crt" holds the certificate authorities that are
 	// trusted. Absent means the ones of the image.
@@ -263,9 +280,11 @@ const (
 // the Topology.
 // +kubebuilder:validation:MinLength=1
 // +kubebuilder:validation:MaxLength=255
+// +kubebuilder:validation:XValidation:rule="self.replace('{namespace}', 'x').matches('^[A-Za-z0-9._*-]+$')",message="a pattern must be letters, digits, dots, underscores, hyphens, * and {namespace}: write it like {namespace}.* or orders-*"
 type QueuePattern string
 
 // AllowedNamespaces says who may use a Broker.
+// +kubebuilder:validation:XValidation:rule="(has(self.from) && self.from == 'Selector') == has(self.selector)",message="selector goes with from: Selector: set both, or remove selector"
 type AllowedNamespaces struct {
 	// from is Same, All or Selector. Defaults to Same.
 	// +optional
@@ -301,7 +320,7 @@ type BrokerStatus struct {
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// kind of the broker: RabbitMQ, Kafka, NATS, Redis, SQS or Embedded.
+	// kind of the broker: rabbitmq, kafka, nats, redis, sqs or embedded.
 	// +kubebuilder:validation:MaxLength=32
 	// +optional
 	Kind BrokerKind `json:"kind,omitempty"`

@@ -6,6 +6,12 @@ import (
 )
 
 // ConsumerGroupSpec says which workload consumes a Topology, and how.
+// +kubebuilder:validation:XValidation:rule="self.topologyRef == oldSelf.topologyRef",message="topologyRef is immutable: create another ConsumerGroup for another Topology"
+// +kubebuilder:validation:XValidation:rule="has(self.workloadRef) == has(oldSelf.workloadRef) && (!has(self.workloadRef) || self.workloadRef == oldSelf.workloadRef)",message="workloadRef is immutable, also from absent to set: create another ConsumerGroup for another workload"
+// +kubebuilder:validation:XValidation:rule="(has(self.mode) ? self.mode : 'Library') == (has(oldSelf.mode) ? oldSelf.mode : 'Library')",message="mode is immutable: create another ConsumerGroup with the other mode"
+// +kubebuilder:validation:XValidation:rule="(has(self.mode) && self.mode == 'Sidecar') == has(self.sidecar)",message="sidecar goes with mode: Sidecar: set both, with sidecar.port, or remove sidecar"
+// +kubebuilder:validation:XValidation:rule="!has(self.replicas) || has(self.workloadRef)",message="replicas needs a workload to scale: name it in workloadRef, or remove replicas"
+// +kubebuilder:validation:XValidation:rule="!has(self.scaling) || (has(self.scaling.mode) && self.scaling.mode == 'None') || has(self.replicas)",message="scaling works within replicas: set replicas like {min: 1, max: 8}, or remove scaling"
 type ConsumerGroupSpec struct {
 	// topologyRef names the Topology, in the same namespace. Immutable. All ConsumerGroups on one
 	// Topology compete for its messages.
@@ -80,6 +86,7 @@ type Sidecar struct {
 	// path that gets the messages. Defaults to /messages.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="self.matches('^/[^?#]*$')",message="path must begin with / and have no query: write it like /messages"
 	// +optional
 	Path string `json:"path,omitempty"`
 
@@ -87,6 +94,7 @@ type Sidecar struct {
 	// spend nothing. Absent means that the workload is taken for ready once its port accepts connections.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="self.matches('^/[^?#]*$')",message="readinessPath must begin with / and have no query: write it like /ready"
 	// +optional
 	ReadinessPath string `json:"readinessPath,omitempty"`
 
@@ -119,6 +127,7 @@ type SidecarResources struct {
 }
 
 // ReplicaBounds bound the scale of a workload.
+// +kubebuilder:validation:XValidation:rule="!has(self.min) || self.min <= self.max",message="replicas.min must not exceed replicas.max: raise max or lower min"
 type ReplicaBounds struct {
 	// min is the smallest number of replicas, between 0 and 10000. 0 allows scaling to zero, which
 	// happens only when the backlog, messages in flight included, is known to be empty. Defaults to 1.
@@ -149,6 +158,7 @@ const (
 
 // Scaling tunes the scaling of a workload. Capacity is replicas × prefetch; backlog is ready + in flight
 // + held and due.
+// +kubebuilder:validation:XValidation:rule="(has(self.scaleUpMultiplier) && !self.scaleUpMultiplier.matches('^[0-9]{1,4}([.][0-9]{1,4})?$')) || (has(self.scaleDownMultiplier) && !self.scaleDownMultiplier.matches('^[0-9]{1,4}([.][0-9]{1,4})?$')) || (has(self.scaleDownMultiplier) ? double(self.scaleDownMultiplier) : 0.5) < (has(self.scaleUpMultiplier) ? double(self.scaleUpMultiplier) : 2.0)",message="scaleDownMultiplier (default 0.5) must be below scaleUpMultiplier (default 2.0): lower the first or raise the second"
 type Scaling struct {
 	// mode is Builtin, KEDA or None. Defaults to Builtin.
 	// +optional
@@ -158,6 +168,7 @@ type Scaling struct {
 	// greater than scaleDownMultiplier. Defaults to "2.0".
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=16
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]{1,4}([.][0-9]{1,4})?$') && double(self) > 0.0",message="scaleUpMultiplier must be a decimal number above zero in quotes: write it like '2.0'"
 	// +optional
 	ScaleUpMultiplier string `json:"scaleUpMultiplier,omitempty"`
 
@@ -165,18 +176,21 @@ type Scaling struct {
 	// Defaults to "0.5".
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=16
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]{1,4}([.][0-9]{1,4})?$')",message="scaleDownMultiplier must be a decimal number in quotes: write it like '0.5'"
 	// +optional
 	ScaleDownMultiplier string `json:"scaleDownMultiplier,omitempty"`
 
 	// pollInterval is the time between two looks at the backlog, between 1s and 1h. Defaults to 5s.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('1s') && duration(self) <= duration('1h')",message="pollInterval must be whole milliseconds between 1s and 1h: write it like 5s or 1m"
 	// +optional
 	PollInterval *metav1.Duration `json:"pollInterval,omitempty"`
 
 	// hysteresis is how long a reason to scale has to last, between 0s and 24h. Defaults to 10s.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('0s') && duration(self) <= duration('24h')",message="hysteresis must be whole milliseconds between 0s and 24h: write it like 10s or 1m"
 	// +optional
 	Hysteresis *metav1.Duration `json:"hysteresis,omitempty"`
 
@@ -184,6 +198,7 @@ type Scaling struct {
 	// Defaults to 30s.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('0s') && duration(self) <= duration('24h')",message="cooldown must be whole milliseconds between 0s and 24h: write it like 30s or 5m"
 	// +optional
 	Cooldown *metav1.Duration `json:"cooldown,omitempty"`
 
@@ -324,6 +339,7 @@ type ConsumerGroupStatus struct {
 // +kubebuilder:printcolumn:name="Dead",type=integer,JSONPath=`.status.backlog.dead`,priority=1
 // +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 247",message="metadata.name must have at most 247 characters, so that {name}-shove can name a ConfigMap: choose a shorter name"
 type ConsumerGroup struct {
 	metav1.TypeMeta `json:",inline"`
 

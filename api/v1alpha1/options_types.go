@@ -76,6 +76,7 @@ type ConsumerOptions struct {
 	// (condition HandlerTimeoutAboveBrokerLimit). Defaults to 30s.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('0s') && duration(self) <= duration('24h')",message="handlerTimeout must be whole milliseconds between 0s (no deadline) and 24h: write it like 30s, 1m30s or 250ms"
 	// +optional
 	HandlerTimeout *metav1.Duration `json:"handlerTimeout,omitempty"`
 
@@ -95,6 +96,7 @@ type ConsumerOptions struct {
 	// maxMessageSize is the largest body that reaches a handler, as a quantity of whole bytes between 1
 	// and 1Gi. A larger message is dead-lettered with reason "oversize" before it is decoded. Defaults to
 	// 10Mi.
+	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).isInteger() && quantity(string(self)).compareTo(quantity('1')) >= 0 && quantity(string(self)).compareTo(quantity('1Gi')) <= 0",message="maxMessageSize must be a whole number of bytes of at least 1 and at most 1Gi: write it like 10Mi, 512Ki or 65536"
 	// +optional
 	MaxMessageSize *resource.Quantity `json:"maxMessageSize,omitempty"`
 
@@ -103,6 +105,7 @@ type ConsumerOptions struct {
 	// grace period has to be longer (condition GracePeriodTooShort). Defaults to 30s.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('0s') && duration(self) <= duration('24h')",message="drainTimeout must be whole milliseconds between 0s (give up at once) and 24h: write it like 30s or 2m"
 	// +optional
 	DrainTimeout *metav1.Duration `json:"drainTimeout,omitempty"`
 
@@ -130,6 +133,7 @@ type ConsumerOptions struct {
 
 // DeferLimit bounds deferrals of one message. A message beyond either bound is dead-lettered with reason
 // "defer_limit_exceeded".
+// +kubebuilder:validation:XValidation:rule="has(self.maxDefers) || has(self.maxAge)",message="deferLimit must set maxDefers, maxAge or both: remove deferLimit for no limit"
 type DeferLimit struct {
 	// maxDefers is the number of times a message may be deferred, between 1 and 1000000.
 	// +kubebuilder:validation:Minimum=1
@@ -141,6 +145,7 @@ type DeferLimit struct {
 	// up to 8760h (a year).
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('1ms') && duration(self) <= duration('8760h')",message="maxAge must be whole milliseconds between 1ms and 8760h: write it like 24h or 90m"
 	// +optional
 	MaxAge *metav1.Duration `json:"maxAge,omitempty"`
 }

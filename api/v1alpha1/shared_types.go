@@ -5,23 +5,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// BrokerKind names the family a broker belongs to.
-// +enum
+// BrokerKind names the family a broker belongs to, written like the block of the Broker's spec.
 type BrokerKind string
 
 const (
 	// BrokerRabbitMQ is RabbitMQ 3.10 or later, over AMQP 0-9-1.
-	BrokerRabbitMQ BrokerKind = "RabbitMQ"
+	BrokerRabbitMQ BrokerKind = "rabbitmq"
 	// BrokerKafka is Apache Kafka or a compatible server.
-	BrokerKafka BrokerKind = "Kafka"
+	BrokerKafka BrokerKind = "kafka"
 	// BrokerNATS is NATS with JetStream.
-	BrokerNATS BrokerKind = "NATS"
+	BrokerNATS BrokerKind = "nats"
 	// BrokerRedis is Redis Streams.
-	BrokerRedis BrokerKind = "Redis"
+	BrokerRedis BrokerKind = "redis"
 	// BrokerSQS is Amazon SNS and SQS.
-	BrokerSQS BrokerKind = "SQS"
+	BrokerSQS BrokerKind = "sqs"
 	// BrokerEmbedded is the NATS JetStream server that the operator runs itself.
-	BrokerEmbedded BrokerKind = "Embedded"
+	BrokerEmbedded BrokerKind = "embedded"
 )
 
 // SecretReference names a Secret in the namespace of the object that holds the reference.

@@ -5,16 +5,35 @@ import (
 )
 
 // TopologySpec describes one subscription: a queue, its hold queues and its dead-letter queue.
+// +kubebuilder:validation:XValidation:rule="self.brokerRef == oldSelf.brokerRef",message="brokerRef is immutable: create another Topology on the other Broker"
+// +kubebuilder:validation:XValidation:rule="has(self.queue) == has(oldSelf.queue) && (!has(self.queue) || self.queue == oldSelf.queue)",message="queue is immutable, also from absent to set: create another Topology for another queue"
+// +kubebuilder:validation:XValidation:rule="(has(self.external) ? self.external : false) == (has(oldSelf.external) ? oldSelf.external : false)",message="external is immutable: create another Topology; with deletionPolicy Retain the old one can be deleted without loss"
+// +kubebuilder:validation:XValidation:rule="has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source)",message="source is immutable, also from absent to set: create another Topology for another source"
+// +kubebuilder:validation:XValidation:rule="has(self.sequenced) == has(oldSelf.sequenced)",message="sequenced cannot be added or removed: create another Topology with another queue"
+// +kubebuilder:validation:XValidation:rule="!has(self.sequenced) || !has(oldSelf.sequenced) || (has(self.sequenced.shards) ? self.sequenced.shards : 8) == (has(oldSelf.sequenced.shards) ? oldSelf.sequenced.shards : 8)",message="sequenced.shards is immutable (default 8), because keys would change their shard: create another Topology with another queue"
+// +kubebuilder:validation:XValidation:rule="(has(self.rabbitmq) && has(self.rabbitmq.queueType) ? self.rabbitmq.queueType : 'quorum') == (has(oldSelf.rabbitmq) && has(oldSelf.rabbitmq.queueType) ? oldSelf.rabbitmq.queueType : 'quorum')",message="rabbitmq.queueType is immutable (default quorum), because RabbitMQ cannot change it: create another Topology with another queue"
+// +kubebuilder:validation:XValidation:rule="(has(self.deadLetter) && has(self.deadLetter.queue)) == (has(oldSelf.deadLetter) && has(oldSelf.deadLetter.queue)) && (!(has(self.deadLetter) && has(self.deadLetter.queue)) || !(has(oldSelf.deadLetter) && has(oldSelf.deadLetter.queue)) || self.deadLetter.queue == oldSelf.deadLetter.queue)",message="deadLetter.queue is immutable, also from absent to set: create another Topology, or leave the name as it was"
+// +kubebuilder:validation:XValidation:rule="(has(self.kafka) && has(self.kafka.groupId)) == (has(oldSelf.kafka) && has(oldSelf.kafka.groupId)) && (!(has(self.kafka) && has(self.kafka.groupId)) || !(has(oldSelf.kafka) && has(oldSelf.kafka.groupId)) || self.kafka.groupId == oldSelf.kafka.groupId)",message="kafka.groupId is immutable, also from absent to set: create another Topology to read with another group"
+// +kubebuilder:validation:XValidation:rule="!has(self.kafka) || !has(oldSelf.kafka) || !has(self.kafka.partitions) || !has(oldSelf.kafka.partitions) || self.kafka.partitions >= oldSelf.kafka.partitions",message="kafka.partitions can only grow: write the old number or a larger one"
+// +kubebuilder:validation:XValidation:rule="!has(self.rabbitmq) || !has(self.kafka)",message="set at most one of rabbitmq and kafka: the one that belongs to the Broker"
+// +kubebuilder:validation:XValidation:rule="!has(self.source) || !has(self.rabbitmq)",message="source is for logs (Kafka, NATS, Redis): on RabbitMQ remove source and write rabbitmq.bindings"
+// +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.rabbitmq) || !has(self.rabbitmq.bindings) || size(self.rabbitmq.bindings) == 0",message="an external Topology is only verified: remove rabbitmq.bindings, or external"
+// +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.rabbitmq) || !has(self.rabbitmq.queueType)",message="an external Topology declares no main queue: remove rabbitmq.queueType, or external"
+// +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.kafka) || !(has(self.kafka.partitions) || has(self.kafka.replicationFactor) || has(self.kafka.config))",message="an external Topology declares no topic: remove kafka.partitions, kafka.replicationFactor and kafka.config, or external"
+// +kubebuilder:validation:XValidation:rule="!has(self.sequenced) || (has(self.sequenced.allowMessageLoss) && self.sequenced.allowMessageLoss) || (has(self.deadLetter) && has(self.holdQueues) && size(self.holdQueues) > 0)",message="sequenced needs deadLetter and at least one of holdQueues: add deadLetter: {} and holdQueues, or accept loss with sequenced.allowMessageLoss: true"
+// +kubebuilder:validation:XValidation:rule="!has(self.queue) || !has(self.deadLetter) || !has(self.deadLetter.queue) || self.deadLetter.queue != self.queue",message="deadLetter.queue must differ from queue: write another name, or deadLetter: {}"
 type TopologySpec struct {
 	// brokerRef names the Broker that holds the queues. Immutable.
 	// +required
 	BrokerRef BrokerReference `json:"brokerRef,omitzero"`
 
-	// queue is the name of the main queue; every other name derives from it. Letters, digits and . _ -,
-	// at most 200 characters, not beginning with "amq.". Immutable. Defaults to metadata.name, and to
-	// {namespace}.{name} outside the Broker's namespace.
+	// queue is the name of the main queue; every other name derives from it. Letters, digits and . _ -
+	// with a letter or digit at both ends, at most 200 characters, not beginning with "amq.". Immutable.
+	// Defaults to metadata.name, and to {namespace}.{name} outside the Broker's namespace.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=200
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$')",message="queue must be letters, digits, dots, underscores and hyphens with a letter or digit at both ends: write it like orders or shop.orders"
+	// +kubebuilder:validation:XValidation:rule="!self.startsWith('amq.')",message="queue must not begin with amq., which RabbitMQ keeps for itself: write another name"
 	// +optional
 	Queue string `json:"queue,omitempty"`
 
@@ -23,6 +42,7 @@ type TopologySpec struct {
 	// retired, not deleted, until it is proven empty. Without any, a retry comes back at once.
 	// +kubebuilder:validation:MaxItems=16
 	// +listType=atomic
+	// +kubebuilder:validation:XValidation:rule="!self.all(h, size(h.delay) > 0 && h.delay.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$')) || (self.map(h, duration(h.delay)).isSorted() && self.all(h, self.exists_one(o, duration(o.delay) == duration(h.delay))))",message="holdQueues must go from the shortest delay to the longest, each delay once: write them like [{delay: 5s}, {delay: 30s}, {delay: 2m}]"
 	// +optional
 	HoldQueues []HoldQueue `json:"holdQueues,omitempty"`
 
@@ -100,6 +120,7 @@ type HoldQueue struct {
 	// as 5s, 1m30s or 250ms.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('1ms') && duration(self) <= duration('720h')",message="delay must be whole milliseconds between 1ms and 720h: write it like 5s, 1m30s or 250ms"
 	// +required
 	Delay metav1.Duration `json:"delay,omitzero"`
 }
@@ -109,7 +130,9 @@ type DeadLetter struct {
 	// queue is the name of the dead-letter queue. Topologies of one namespace may share one; then
 	// nobody deletes it. Immutable. Defaults to {queue}-dlq.
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=249
+	// +kubebuilder:validation:MaxLength=200
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$')",message="deadLetter.queue must be letters, digits, dots, underscores and hyphens with a letter or digit at both ends: write it like orders or shop.orders"
+	// +kubebuilder:validation:XValidation:rule="!self.startsWith('amq.')",message="deadLetter.queue must not begin with amq., which RabbitMQ keeps for itself: write another name"
 	// +optional
 	Queue string `json:"queue,omitempty"`
 }
@@ -139,14 +162,14 @@ const (
 // Sequenced keeps the messages of one key in order: the next one starts only after the previous one is
 // finally settled.
 type Sequenced struct {
-	// onFailure is Skip or FailAll.
-	// +required
+	// onFailure is Skip or FailAll. Defaults to Skip.
+	// +optional
 	OnFailure SequenceFailure `json:"onFailure,omitempty"`
 
-	// shards is the number of queues over which keys are spread, between 1 and 128. Different keys of
+	// shards is the number of queues over which keys are spread, between 1 and 256. Different keys of
 	// one shard run concurrently. Immutable. Defaults to 8.
 	// +kubebuilder:validation:Minimum=1
-	// +kubebuilder:validation:Maximum=128
+	// +kubebuilder:validation:Maximum=256
 	// +optional
 	Shards int32 `json:"shards,omitempty"`
 
@@ -178,7 +201,8 @@ type Sequenced struct {
 type Source struct {
 	// name of the topic or stream.
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=249
+	// +kubebuilder:validation:MaxLength=200
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$')",message="source.name must be letters, digits, dots, underscores and hyphens with a letter or digit at both ends: write it like orders-log"
 	// +required
 	Name string `json:"name,omitempty"`
 }
@@ -220,6 +244,7 @@ type RabbitMQTopology struct {
 	// them, and removes one that leaves the list; it never touches bindings that it did not make.
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
+	// +kubebuilder:validation:XValidation:rule="self.all(b, self.exists_one(o, o.exchange == b.exchange && (has(o.routingKey) ? o.routingKey : '') == (has(b.routingKey) ? b.routingKey : '')))",message="bindings must name each pair of exchange and routingKey once: remove the repeated one"
 	// +optional
 	Bindings []RabbitMQBinding `json:"bindings,omitempty"`
 }
@@ -258,18 +283,20 @@ type KafkaTopology struct {
 	// queue's name.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=249
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[A-Za-z0-9._-]+$')",message="kafka.groupId must be letters, digits, dots, underscores and hyphens: write it like orders-worker"
 	// +optional
 	GroupID string `json:"groupId,omitempty"`
 
 	// config are topic settings, such as retention.ms: "604800000", at most 64. Only what is set here is
 	// compared with the broker.
 	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^[a-z][a-z0-9._-]*$') && size(self[k]) <= 1024)",message="config must map names of topic settings to values of at most 1024 characters: write it like {retention.ms: '604800000'}"
 	// +optional
 	Config map[string]string `json:"config,omitempty"`
 }
 
 // QueueRole is the part that a queue plays in a Topology.
-// +kubebuilder:validation:Enum=Main;Hold;DeadLetter;Shard;Retired
+// +kubebuilder:validation:Enum=Main;Hold;DeadLetter;Shard;State;Retired
 type QueueRole string
 
 const (
@@ -281,6 +308,8 @@ const (
 	QueueRoleDeadLetter QueueRole = "DeadLetter"
 	// QueueRoleShard is one shard of a sequenced Topology.
 	QueueRoleShard QueueRole = "Shard"
+	// QueueRoleState holds what a shard remembers about messages that wait in place.
+	QueueRoleState QueueRole = "State"
 	// QueueRoleRetired is a hold queue that left the spec and still exists.
 	QueueRoleRetired QueueRole = "Retired"
 )
@@ -293,7 +322,7 @@ type QueueStatus struct {
 	// +required
 	Name string `json:"name,omitempty"`
 
-	// role of the queue: Main, Hold, DeadLetter, Shard or Retired.
+	// role of the queue: Main, Hold, DeadLetter, Shard, State or Retired.
 	// +required
 	Role QueueRole `json:"role,omitempty"`
 
@@ -375,7 +404,7 @@ type TopologyStatus struct {
 
 	// queues are all queues of this Topology on the broker, retired ones included. Written before the
 	// first declaration, so that deletion knows them.
-	// +kubebuilder:validation:MaxItems=4096
+	// +kubebuilder:validation:MaxItems=8192
 	// +listType=map
 	// +listMapKey=name
 	// +optional
@@ -416,6 +445,7 @@ type TopologyStatus struct {
 // +kubebuilder:printcolumn:name="Dead",type=integer,JSONPath=`.status.counts.dead`,description="Messages in the dead-letter queue"
 // +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="has(self.spec.queue) || size(self.metadata.name) <= 200",message="metadata.name has more than 200 characters and is the name of the queue: set spec.queue to a shorter one"
 type Topology struct {
 	metav1.TypeMeta `json:",inline"`
 
