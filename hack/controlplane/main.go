@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
@@ -16,8 +17,15 @@ import (
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 )
 
+// exitWithParentVar set to "1" makes a server end when the process that started it is gone, so that a test which
+// is killed leaves none behind.
+const exitWithParentVar = "CONTROLPLANE_EXIT_WITH_PARENT"
+
 func main() {
 	name := filepath.Base(os.Args[0])
+	if os.Getenv(exitWithParentVar) == "1" {
+		go exitWithParent(os.Getppid())
+	}
 	switch name {
 	case "etcd":
 		etcdmain.Main(os.Args)
@@ -28,5 +36,14 @@ func main() {
 	default:
 		fmt.Fprintf(os.Stderr, "controlplane: called as %q: call it as etcd, kube-apiserver or kubectl (symlinks)\n", name)
 		os.Exit(2)
+	}
+}
+
+// exitWithParent ends the process once its parent is no longer the given one.
+func exitWithParent(parent int) {
+	for range time.Tick(time.Second) {
+		if os.Getppid() != parent {
+			os.Exit(1)
+		}
 	}
 }

@@ -57,7 +57,7 @@ var sharedRabbitMQ = sync.OnceValues(func() (RabbitMQServer, error) {
 	if err != nil {
 		return RabbitMQServer{}, err
 	}
-	atExit(server.Close)
+	AtExit(server.Close)
 	return RabbitMQServer{URL: server.URL(), ManagementURL: server.ManagementURL()}, nil
 })
 

@@ -75,8 +75,8 @@ var shared struct {
 	stop []func() error
 }
 
-// atExit registers what [Main] ends after the tests.
-func atExit(stop func() error) {
+// AtExit registers what [Main] ends after the tests, last registered first.
+func AtExit(stop func() error) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	shared.stop = append(shared.stop, stop)
