@@ -75,6 +75,8 @@ const (
 	DeferWithoutHold
 	// DeferOnSequenced: Defer was turned into Retry on an ordered topology (D4).
 	DeferOnSequenced
+	// DeadHandlerFailed: a dead letter was removed although its handler never came to an end (E5).
+	DeadHandlerFailed
 	// OutcomeUnset: the handler returned the zero Outcome; it was taken for Retry.
 	OutcomeUnset
 )
@@ -87,6 +89,8 @@ func (w Warning) String() string {
 		return "deferred without a hold queue: the message comes back after one second; add holdQueues to the topology"
 	case DeferOnSequenced:
 		return "deferred on a sequenced topology: taken for a retry; set sequenced.onDefer: Hold to let the key wait"
+	case DeadHandlerFailed:
+		return "the dead handler failed every time: the dead letter is removed all the same"
 	case OutcomeUnset:
 		return "the handler returned no outcome: taken for a retry; return Ack, Retry, Reject or Defer"
 	default:

@@ -155,3 +155,25 @@ func die(reason Reason, text string, m Message, p Policy) Action {
 	}
 	return a
 }
+
+// deadRetries is how often a dead handler that panicked or timed out is called again before the dead letter is
+// removed all the same (E5), and deadBackoff how long the first wait is; each further one is twice as long.
+const (
+	deadRetries = 3
+	deadBackoff = time.Second
+)
+
+// DecideDead decides for the drain of a dead-letter queue (E5): whatever the dead handler does, the message is removed
+// when it returns; a panic or timeout (any outcome but Ack and Release) is tried again first. Failures is how often that
+// happened to this message before.
+func DecideDead(o Outcome, failures uint32) Action {
+	switch {
+	case o.Verdict == VerdictAck:
+		return Action{Kind: Done}
+	case o.Verdict == VerdictRelease:
+		return Action{Kind: GiveBack}
+	case failures >= deadRetries:
+		return Action{Kind: Done, Warning: DeadHandlerFailed}
+	}
+	return Action{Kind: WaitInPlace, Delay: deadBackoff << failures, Retries: failures + 1}
+}
