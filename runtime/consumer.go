@@ -38,6 +38,7 @@ type consumer struct {
 	target     atomic.Int32 // how many workers there should be
 	running    atomic.Int32 // how many there are, replaced ones not counted
 	overdue    []overdueCall
+	inFlight   atomic.Int64 // received and not settled
 	failedKeys map[string]struct{}
 
 	state consumerState

@@ -92,6 +92,7 @@ func (s *session) admit(ds []*broker.Delivery) (suspects []*task) {
 	tasks := make([]task, len(ds))
 	ready := make([]*task, 0, len(ds))
 	s.pending.Add(int64(len(ds)))
+	s.c.inFlight.Add(int64(len(ds)))
 	s.c.meter.InflightAdd(len(ds))
 	for i, d := range ds {
 		t := &tasks[i]
@@ -242,6 +243,7 @@ func (s *session) release(t *task) {
 // drop forgets a task whose delivery is lost.
 func (s *session) drop(t *task) {
 	s.unhold(t)
+	s.c.inFlight.Add(-1)
 	s.c.meter.InflightAdd(-1)
 	s.pending.Add(-1)
 	s.poke()
