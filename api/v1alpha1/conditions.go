@@ -40,9 +40,10 @@ const (
 // Used by Topology (nothing is written to the broker) and ConsumerGroup (pods do not fetch).
 const ConditionPaused = "Paused"
 
-// ConditionConflict is True when an older object has claimed a queue of this Topology, or scales the same
-// workload or Topology as this ConsumerGroup. The younger object does nothing until one of the two is
-// changed or deleted. Abnormal-true: absent otherwise. Its reason is one of these.
+// ConditionConflict is True when an older object has claimed a queue of this Topology, or when an older one
+// and this ConsumerGroup cannot both have what they ask for. The younger Topology does nothing, the younger
+// ConsumerGroup is not served (or, where the conflict is about scale, does not scale) until one of the two
+// is changed or deleted. Abnormal-true: absent otherwise. Its reason is one of these.
 const (
 	ConditionConflict = "Conflict"
 
@@ -53,6 +54,12 @@ const (
 	ReasonWorkloadScaledByOther = "WorkloadScaledByOther"
 	// ReasonTopologyScaledByOther: another ConsumerGroup scales on the same Topology. Remove replicas from one.
 	ReasonTopologyScaledByOther = "TopologyScaledByOther"
+	// ReasonTopologyConsumedByOther: another ConsumerGroup has the same workload consume the same Topology.
+	// Delete one of them.
+	ReasonTopologyConsumedByOther = "TopologyConsumedByOther"
+	// ReasonWorkloadModeConflict: another ConsumerGroup, or a Topology's publishers, use the same workload
+	// with another mode, container, agent image or agent resources. One pod holds one runtime.
+	ReasonWorkloadModeConflict = "WorkloadModeConflict"
 )
 
 // Conditions of a Broker.
@@ -220,6 +227,13 @@ const (
 	// ReasonFieldOwnedByOther: somebody else owns a field of the pod template that injection needs, such
 	// as the environment variable SHOVE_CONFIG. Nothing is forced; the message names field and owner.
 	ReasonFieldOwnedByOther = "FieldOwnedByOther"
+	// ReasonInjectionRefused: the API server refused the injected pod template; the message has its words.
+	ReasonInjectionRefused = "InjectionRefused"
+	// ReasonObjectNotOurs: the ConfigMap or Secret to render exists and was not made by the operator. Delete or
+	// rename it; the message names it.
+	ReasonObjectNotOurs = "ObjectNotOurs"
+	// ReasonSidecarImageMissing: mode is Sidecar, sidecar.image is not set, and the operator has no default.
+	ReasonSidecarImageMissing = "SidecarImageMissing"
 )
 
 // Conditions of a ConsumerGroup.
@@ -279,6 +293,9 @@ const (
 	// ConditionTimeoutDeferWithoutHold: handlerTimeoutOutcome is Defer and the Topology has no hold queue.
 	// The group is not served until the Topology has one or the outcome is another.
 	ConditionTimeoutDeferWithoutHold = "TimeoutDeferWithoutHold"
+	// ConditionInvalidOptions: an option of this group, or of its Broker's consumerDefaults, has a value that
+	// the API server should have refused. The message names the option. The group is not served.
+	ConditionInvalidOptions = "InvalidOptions"
 	// ConditionRepublishOnExternal: retryStrategy is Republish and the Topology is external, where nothing
 	// is ever written. The group is not served until retryStrategy is removed or InPlace.
 	ConditionRepublishOnExternal = "RepublishOnExternal"
