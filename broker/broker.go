@@ -178,6 +178,9 @@ type Server struct {
 	Version string
 	// Warnings are findings about the server that endanger messages, each a sentence that says what to do.
 	Warnings []string
+	// DetailsErr says why properties of queues and unsettled counts cannot be read although the endpoint names where
+	// (RabbitMQ's management API), wrapping ErrUnavailable or ErrUnauthorized. Nil: they can, or nothing is named.
+	DetailsErr error
 }
 
 // Observation is how a declaration stands on the broker.

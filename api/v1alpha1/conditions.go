@@ -113,6 +113,10 @@ const (
 	ReasonManagementForbidden = "ManagementForbidden"
 )
 
+// ConditionServerWarning is True while the server is set up in a way that endangers messages; the message says
+// what to change. It does not make the Broker unready. Abnormal-true: absent otherwise; its name is its reason.
+const ConditionServerWarning = "ServerWarning"
+
 const (
 	// ConditionInUse is True while a deleted Broker waits for the Topologies that refer to it; the message
 	// names some of them. Abnormal-true: absent otherwise. The wait is bounded; then the Broker goes and
@@ -179,6 +183,9 @@ const (
 
 	// ReasonInSync goes with Drift=False.
 	ReasonInSync = "InSync"
+	// ReasonRepaired goes with Drift=False until the next look: the broker differed and was repaired. The
+	// message names what differed.
+	ReasonRepaired = "Repaired"
 	// ReasonDrifted goes with Drift=True. The message names what differs.
 	ReasonDrifted = "Drifted"
 	// ReasonDriftUnknown goes with Drift=Unknown.
