@@ -26,7 +26,7 @@ func Handle[T any](topology string, h Handler[T], opts ...HandleOption) Option {
 		if h == nil {
 			return fmt.Errorf("handler of %q: nil", topology)
 		}
-		err := r.bind(topology, broker.ReadMain, func(c codec.Codec) (call, error) { return handlerCall(h, c), nil }, opts)
+		err := r.bind(topology, broker.ReadMain, func(c codec.Codec) (call, error) { return handlerCall(h, c), codec.Check[T](c) }, opts)
 		if err != nil {
 			return err
 		}
@@ -43,9 +43,9 @@ func HandleFrom[T any](topology string, factory func() (Handler[T], error), opts
 		return r.bind(topology, broker.ReadMain, func(c codec.Codec) (call, error) {
 			h, err := factory()
 			if err != nil {
-				return nil, fmt.Errorf("make the handler of %q: %w", topology, err)
+				return nil, fmt.Errorf("make it: %w", err)
 			}
-			return handlerCall(h, c), nil
+			return handlerCall(h, c), codec.Check[T](c)
 		}, opts)
 	}
 }
@@ -56,7 +56,7 @@ func HandleDead[T any](topology string, h DeadHandler[T], opts ...HandleOption) 
 		if h == nil {
 			return fmt.Errorf("dead handler of %q: nil", topology)
 		}
-		return r.bind(topology, broker.ReadDeadLetter, func(c codec.Codec) (call, error) { return deadCall(h, c), nil }, opts)
+		return r.bind(topology, broker.ReadDeadLetter, func(c codec.Codec) (call, error) { return deadCall(h, c), codec.Check[T](c) }, opts)
 	}
 }
 

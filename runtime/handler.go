@@ -54,7 +54,7 @@ type call func(ctx context.Context, d *broker.Delivery, m *Metadata) settle.Outc
 func handlerCall[T any](h Handler[T], c codec.Codec) call {
 	return func(ctx context.Context, d *broker.Delivery, m *Metadata) settle.Outcome {
 		var msg T
-		if err := c.Decode(d.Body, &msg); err != nil {
+		if err := codec.Decode(c, d.Body, &msg); err != nil {
 			return settle.Poison(settle.Deserialize, err.Error())
 		}
 		return h.Handle(ctx, msg, m)
@@ -65,7 +65,7 @@ func deadCall[T any](h DeadHandler[T], c codec.Codec) call {
 	return func(ctx context.Context, d *broker.Delivery, m *Metadata) settle.Outcome {
 		var msg T
 		dead := &DeadMetadata{Metadata: m, Death: deathOf(d, m)}
-		if err := c.Decode(d.Body, &msg); err != nil {
+		if err := codec.Decode(c, d.Body, &msg); err != nil {
 			var zero T
 			msg, dead.DecodeError = zero, err
 		}

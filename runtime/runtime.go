@@ -39,6 +39,9 @@ type Runtime struct {
 	consumers []*consumer
 	reloadErr error
 	restart   []string
+	closed    bool // Run is over: nothing is connected any more
+
+	targets publishTargets
 
 	failure chan error // a panic outside a handler
 }
@@ -126,7 +129,7 @@ func (r *Runtime) newConsumer(b binding) (*consumer, error) {
 	}
 	call, err := b.make(b.codec)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("handler of %q: %w", b.topology, err)
 	}
 	c := &consumer{
 		rt: r, topology: b.topology, group: group, role: b.role, call: call, code: b.options, values: r.values,
@@ -211,6 +214,9 @@ func (r *Runtime) client(ctx context.Context, b config.Broker) (broker.Client, e
 	defer r.mu.Unlock()
 	if c, ok := r.clients[b.Name]; ok {
 		return c, nil
+	}
+	if r.closed {
+		return nil, fmt.Errorf("the runtime ended: %w", broker.ErrClosed)
 	}
 	cfg, err := r.connection(b)
 	if err != nil {
@@ -298,5 +304,6 @@ func (r *Runtime) closeClients() error {
 		}
 	}
 	clear(r.clients)
+	r.closed = true
 	return errors.Join(errs...)
 }
