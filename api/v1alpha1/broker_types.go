@@ -7,7 +7,6 @@ import (
 
 // BrokerSpec says how a broker is reached, with which credentials, and who may use it.
 // +kubebuilder:validation:XValidation:rule="[has(self.rabbitmq), has(self.kafka), has(self.nats), has(self.redis), has(self.sqs), has(self.embedded)].exists_one(set, set)",message="set exactly one of rabbitmq, kafka, nats, redis, sqs and embedded: a Broker is one broker; write a second Broker for another"
-// +kubebuilder:validation:XValidation:rule="!has(self.tls) || !has(self.rabbitmq) || self.rabbitmq.url.startsWith('amqps://') || (has(self.rabbitmq.management) && self.rabbitmq.management.url.startsWith('https://'))",message="tls has no effect on an amqp:// address: write rabbitmq.url as amqps://host:5671/, or remove tls"
 // +kubebuilder:validation:XValidation:rule="!has(self.kafka) || !has(self.kafka.sasl) || has(self.credentials)",message="kafka.sasl needs credentials: name the Secret in spec.credentials.secretRef, or remove kafka.sasl"
 type BrokerSpec struct {
 	// rabbitmq connects to RabbitMQ 3.10 or later. Exactly one of rabbitmq, kafka, nats, redis, sqs and
@@ -49,8 +48,8 @@ type BrokerSpec struct {
 	// +optional
 	WorkloadCredentials *CredentialsSource `json:"workloadCredentials,omitempty"`
 
-	// tls says how the broker's certificate is verified and which certificate is shown to it. For
-	// RabbitMQ it needs an amqps:// or https:// URL.
+	// tls says how the broker's certificate is verified and which certificate is shown to it. It does not
+	// switch TLS on for RabbitMQ, the URL does: amqps:// (condition TLSNotUsed).
 	// +optional
 	TLS *BrokerTLS `json:"tls,omitempty"`
 
@@ -236,8 +235,8 @@ type EmbeddedBroker struct {
 
 // EmbeddedStorage is the volume of an embedded broker.
 type EmbeddedStorage struct {
-	// size of the volume, at least 1Mi, such as 1Gi.
-	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).isInteger() && quantity(string(self)).compareTo(quantity('1Mi')) >= 0",message="size must be a whole number of bytes of at least 1Mi: write it like 1Gi or 500Mi"
+	// size of the volume, at least 1Mi and at most 1Pi, such as 1Gi.
+	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self)).compareTo(quantity('1Pi')) <= 0 && double(int(quantity(string(self)).asApproximateFloat())) == quantity(string(self)).asApproximateFloat()",message="size must be a whole number of bytes of at least 1Mi and at most 1Pi: write it like 1Gi or 500Mi"
 	// +required
 	Size *resource.Quantity `json:"size,omitempty"`
 }

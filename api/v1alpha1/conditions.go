@@ -127,6 +127,10 @@ const (
 	ReasonHasDependents = "HasDependents"
 )
 
+// ConditionTLSNotUsed is a warning: the Broker has tls, but its URL is amqp://, so connections are not
+// encrypted. Write amqps:// or remove tls. Abnormal-true: absent otherwise; its reason is its own name.
+const ConditionTLSNotUsed = "TLSNotUsed"
+
 // Conditions of a Topology.
 const (
 	// ConditionBrokerReady is True when the Broker exists, allows this Topology and is connected.
@@ -144,7 +148,7 @@ const (
 	// ReasonQueueNotAllowed: a name matches none of the Broker's allowedNamespaces.queues. The message
 	// names the queue and the patterns.
 	ReasonQueueNotAllowed = "QueueNotAllowed"
-	// ReasonBrokerKindMismatch: the spec has a block (rabbitmq, kafka, source) for another kind of broker.
+	// ReasonBrokerKindMismatch: the spec needs another kind of broker: source on RabbitMQ, for example.
 	ReasonBrokerKindMismatch = "BrokerKindMismatch"
 )
 

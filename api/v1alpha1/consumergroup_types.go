@@ -9,7 +9,7 @@ import (
 // +kubebuilder:validation:XValidation:rule="self.topologyRef == oldSelf.topologyRef",message="topologyRef is immutable: create another ConsumerGroup for another Topology"
 // +kubebuilder:validation:XValidation:rule="has(self.workloadRef) == has(oldSelf.workloadRef) && (!has(self.workloadRef) || self.workloadRef == oldSelf.workloadRef)",message="workloadRef is immutable, also from absent to set: create another ConsumerGroup for another workload"
 // +kubebuilder:validation:XValidation:rule="(has(self.mode) ? self.mode : 'Library') == (has(oldSelf.mode) ? oldSelf.mode : 'Library')",message="mode is immutable: create another ConsumerGroup with the other mode"
-// +kubebuilder:validation:XValidation:rule="(has(self.mode) && self.mode == 'Sidecar') == has(self.sidecar)",message="sidecar goes with mode: Sidecar: set both, with sidecar.port, or remove sidecar"
+// +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Sidecar' || has(self.sidecar)",message="mode Sidecar needs sidecar: write it like {port: 8080, path: /messages}"
 // +kubebuilder:validation:XValidation:rule="!has(self.replicas) || has(self.workloadRef)",message="replicas needs a workload to scale: name it in workloadRef, or remove replicas"
 // +kubebuilder:validation:XValidation:rule="!has(self.scaling) || (has(self.scaling.mode) && self.scaling.mode == 'None') || has(self.replicas)",message="scaling works within replicas: set replicas like {min: 1, max: 8}, or remove scaling"
 type ConsumerGroupSpec struct {
@@ -33,8 +33,8 @@ type ConsumerGroupSpec struct {
 	// +optional
 	Mode ConsumerMode `json:"mode,omitempty"`
 
-	// sidecar configures the agent. Needed with mode Sidecar, and refused otherwise. It takes effect with
-	// the agent, which is not in this release.
+	// sidecar configures the agent. Needed with mode Sidecar, without effect otherwise. It takes effect
+	// with the agent, which is not in this release.
 	// +optional
 	Sidecar *Sidecar `json:"sidecar,omitempty"`
 

@@ -96,7 +96,7 @@ type ConsumerOptions struct {
 	// maxMessageSize is the largest body that reaches a handler, as a quantity of whole bytes between 1
 	// and 1Gi. A larger message is dead-lettered with reason "oversize" before it is decoded. Defaults to
 	// 10Mi.
-	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).isInteger() && quantity(string(self)).compareTo(quantity('1')) >= 0 && quantity(string(self)).compareTo(quantity('1Gi')) <= 0",message="maxMessageSize must be a whole number of bytes of at least 1 and at most 1Gi: write it like 10Mi, 512Ki or 65536"
+	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1')) >= 0 && quantity(string(self)).compareTo(quantity('1Gi')) <= 0 && double(int(quantity(string(self)).asApproximateFloat())) == quantity(string(self)).asApproximateFloat()",message="maxMessageSize must be a whole number of bytes of at least 1 and at most 1Gi: write it like 10Mi, 512Ki or 65536"
 	// +optional
 	MaxMessageSize *resource.Quantity `json:"maxMessageSize,omitempty"`
 

@@ -15,8 +15,6 @@ import (
 // +kubebuilder:validation:XValidation:rule="(has(self.deadLetter) && has(self.deadLetter.queue)) == (has(oldSelf.deadLetter) && has(oldSelf.deadLetter.queue)) && (!(has(self.deadLetter) && has(self.deadLetter.queue)) || !(has(oldSelf.deadLetter) && has(oldSelf.deadLetter.queue)) || self.deadLetter.queue == oldSelf.deadLetter.queue)",message="deadLetter.queue is immutable, also from absent to set: create another Topology, or leave the name as it was"
 // +kubebuilder:validation:XValidation:rule="(has(self.kafka) && has(self.kafka.groupId)) == (has(oldSelf.kafka) && has(oldSelf.kafka.groupId)) && (!(has(self.kafka) && has(self.kafka.groupId)) || !(has(oldSelf.kafka) && has(oldSelf.kafka.groupId)) || self.kafka.groupId == oldSelf.kafka.groupId)",message="kafka.groupId is immutable, also from absent to set: create another Topology to read with another group"
 // +kubebuilder:validation:XValidation:rule="!has(self.kafka) || !has(oldSelf.kafka) || !has(self.kafka.partitions) || !has(oldSelf.kafka.partitions) || self.kafka.partitions >= oldSelf.kafka.partitions",message="kafka.partitions can only grow: write the old number or a larger one"
-// +kubebuilder:validation:XValidation:rule="!has(self.rabbitmq) || !has(self.kafka)",message="set at most one of rabbitmq and kafka: the one that belongs to the Broker"
-// +kubebuilder:validation:XValidation:rule="!has(self.source) || !has(self.rabbitmq)",message="source is for logs (Kafka, NATS, Redis): on RabbitMQ remove source and write rabbitmq.bindings"
 // +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.rabbitmq) || !has(self.rabbitmq.bindings) || size(self.rabbitmq.bindings) == 0",message="an external Topology is only verified: remove rabbitmq.bindings, or external"
 // +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.rabbitmq) || !has(self.rabbitmq.queueType)",message="an external Topology declares no main queue: remove rabbitmq.queueType, or external"
 // +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.kafka) || !(has(self.kafka.partitions) || has(self.kafka.replicationFactor) || has(self.kafka.config))",message="an external Topology declares no topic: remove kafka.partitions, kafka.replicationFactor and kafka.config, or external"
@@ -58,7 +56,7 @@ type TopologySpec struct {
 
 	// source is another topic or stream to read in place of the queue itself: several Topologies with
 	// one source each get every message, with hold and dead-letter queues of their own. Immutable. For
-	// Kafka, NATS and Redis; on RabbitMQ use rabbitmq.bindings. It takes effect with the Kafka, NATS and
+	// Kafka, NATS and Redis; on RabbitMQ, where it is the reason BrokerKindMismatch, use rabbitmq.bindings. It takes effect with the Kafka, NATS and
 	// Redis backends, which are not in this release.
 	// +optional
 	Source *Source `json:"source,omitempty"`
@@ -88,11 +86,11 @@ type TopologySpec struct {
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 
-	// rabbitmq holds what exists on RabbitMQ only.
+	// rabbitmq holds what exists on RabbitMQ only. It has no effect on another kind of broker.
 	// +optional
 	RabbitMQ *RabbitMQTopology `json:"rabbitmq,omitempty"`
 
-	// kafka holds what exists on Kafka only. It takes effect with the Kafka backend, which is not in this
+	// kafka holds what exists on Kafka only. It has no effect on another kind of broker. It takes effect with the Kafka backend, which is not in this
 	// release.
 	// +optional
 	Kafka *KafkaTopology `json:"kafka,omitempty"`
