@@ -22,6 +22,7 @@ import (
 )
 
 const (
+	crdDir   = "../../config/crd"
 	broker   = v1alpha1.KindBroker
 	topology = v1alpha1.KindTopology
 	group    = v1alpha1.KindConsumerGroup
@@ -259,21 +260,21 @@ type seenRule struct{ kind, field, message string }
 // TestCEL shows for every rule one object that is accepted and one that is refused, by a real API server, and then
 // that no rule of the CRDs is without one.
 func TestCEL(t *testing.T) {
-	ns := namespace(t)
+	api, ns := server(t)
 	seen := map[seenRule]bool{}
 	for _, c := range allCases() {
 		t.Run(c.kind+"/"+strings.ReplaceAll(c.name, " ", "_"), func(t *testing.T) {
 			if c.old != nil {
-				updateCase(t, ns, c, seen)
+				updateCase(t, api, ns, c, seen)
 				return
 			}
 			accepted := named(object(t, c.kind, ns, c.spec(c.accept)), c.acceptName)
-			if err := api(t).Create(t.Context(), accepted, client.DryRunAll); err != nil {
+			if err := api.Create(t.Context(), accepted, client.DryRunAll); err != nil {
 				t.Errorf("this should be accepted:\n%s\n%v", c.accept, err)
 			}
 			decodes(t, accepted)
 			refused := named(object(t, c.kind, ns, c.spec(c.refuse)), c.refuseName)
-			c.check(t, api(t).Create(t.Context(), refused, client.DryRunAll), seen)
+			c.check(t, api.Create(t.Context(), refused, client.DryRunAll), seen)
 		})
 	}
 	if t.Failed() {
@@ -286,16 +287,16 @@ func TestCEL(t *testing.T) {
 	}
 }
 
-func updateCase(t *testing.T, ns string, c celCase, seen map[seenRule]bool) {
+func updateCase(t *testing.T, api client.Client, ns string, c celCase, seen map[seenRule]bool) {
 	t.Helper()
 	created := object(t, c.kind, ns, c.spec(*c.old))
-	if err := api(t).Create(t.Context(), created); err != nil {
+	if err := api.Create(t.Context(), created); err != nil {
 		t.Fatalf("create the object to update: %v", err)
 	}
 	update := func(lines string) error {
 		u := created.DeepCopy()
 		u.Object["spec"] = object(t, c.kind, ns, c.spec(lines)).Object["spec"]
-		return api(t).Update(t.Context(), u, client.DryRunAll)
+		return api.Update(t.Context(), u, client.DryRunAll)
 	}
 	if err := update(c.accept); err != nil {
 		t.Errorf("this update should be accepted:\n%s\n%v", c.accept, err)
@@ -310,7 +311,9 @@ func (c celCase) check(t *testing.T, err error, seen map[seenRule]bool) {
 	if !errors.As(err, &status) || !apierrors.IsInvalid(err) {
 		t.Fatalf("this should be refused as invalid:\n%s\ngot: %v", c.refuse, err)
 	}
-	causes := slices.DeleteFunc(slices.Clone(status.ErrStatus.Details.Causes), func(cause metav1.StatusCause) bool { return strings.Contains(cause.Message, "some validation rules were not checked") })
+	causes := slices.DeleteFunc(slices.Clone(status.ErrStatus.Details.Causes), func(cause metav1.StatusCause) bool {
+		return strings.Contains(cause.Message, "some validation rules were not checked")
+	})
 	if len(causes) != 1 || root(causes[0].Field) != c.field || !strings.Contains(causes[0].Message, c.says) {
 		t.Fatalf("refused, but not by one error at %q that says %q:\n%v", c.field, c.says, causes)
 	}
