@@ -70,66 +70,70 @@ func Admit(m Message, notBefore time.Time, p Policy) (Outcome, bool) {
 }
 
 // Decide is the one place where an outcome becomes an action (A7). Same inputs, same action.
-func Decide(o Outcome, m Message, p Policy) Action {
+func Decide(o Outcome, m Message, p Policy) (a Action) {
+	decide(&a, &o, &m, &p)
+	return a
+}
+
+// decide works on pointers, because copying these values would cost more than the decision.
+func decide(a *Action, o *Outcome, m *Message, p *Policy) {
 	switch o.Verdict {
 	case VerdictAck:
-		return Action{Kind: Done}
+		a.Kind = Done
 	case VerdictReject:
-		return die(Rejected, o.Text, m, p)
+		die(a, Rejected, o.Text, m, p)
 	case VerdictDefer:
-		return deferred(o, m, p)
+		deferred(a, o, m, p)
 	case VerdictEarly:
-		return early(o, m, p)
+		park(a, o, m, p, m.Defers)
 	case VerdictPoison:
-		return die(o.Cause, o.Text, m, p)
+		die(a, o.Cause, o.Text, m, p)
 	case VerdictRelease:
-		return Action{Kind: GiveBack, Retries: m.Retries, Defers: m.Defers}
+		a.Kind, a.Retries, a.Defers = GiveBack, m.Retries, m.Defers
 	case VerdictUnset:
-		a := retry(o, m, p)
+		retry(a, o, m, p)
 		a.Warning = OutcomeUnset
-		return a
 	default:
-		return retry(o, m, p)
+		retry(a, o, m, p)
 	}
 }
 
-func retry(o Outcome, m Message, p Policy) Action {
+func retry(a *Action, o *Outcome, m *Message, p *Policy) {
 	if m.Retries >= p.MaxRetries {
-		return die(MaxRetriesExceeded, o.Text, m, p)
+		die(a, MaxRetriesExceeded, o.Text, m, p)
+		return
 	}
-	a := Action{Kind: Hold, Retries: m.Retries + 1, Defers: m.Defers}
+	a.Kind, a.Retries, a.Defers = Hold, m.Retries+1, m.Defers
 	if len(p.Holds) == 0 {
 		a.Kind, a.Warning = Copy, RetryWithoutHold
 	} else {
 		a.Tier = min(int(m.Retries), len(p.Holds)-1)
 		a.Delay = p.Holds[a.Tier]
 	}
-	return inPlace(a, p)
+	inPlace(a, p)
 }
 
-func deferred(o Outcome, m Message, p Policy) Action {
-	if p.Sequenced && !p.HoldDeferred {
-		a := retry(o, m, p)
+func deferred(a *Action, o *Outcome, m *Message, p *Policy) {
+	switch {
+	case p.Sequenced && !p.HoldDeferred:
+		retry(a, o, m, p)
 		a.Warning = DeferOnSequenced
-		return a
+	case p.MaxDefers > 0 && m.Defers >= p.MaxDefers:
+		die(a, DeferLimitExceeded, o.Text, m, p)
+	default:
+		park(a, o, m, p, m.Defers+1)
 	}
-	if p.MaxDefers > 0 && m.Defers >= p.MaxDefers {
-		return die(DeferLimitExceeded, o.Text, m, p)
-	}
-	return park(o, m, p, m.Defers+1)
 }
-
-func early(o Outcome, m Message, p Policy) Action { return park(o, m, p, m.Defers) }
 
 // park sends a message to wait without spending its retry budget.
-func park(o Outcome, m Message, p Policy, defers uint32) Action {
+func park(a *Action, o *Outcome, m *Message, p *Policy, defers uint32) {
 	if p.MaxDeferAge > 0 && m.Age >= p.MaxDeferAge {
-		return die(DeferLimitExceeded, o.Text, m, p)
+		die(a, DeferLimitExceeded, o.Text, m, p)
+		return
 	}
-	a := Action{Kind: Hold, Retries: m.Retries, Defers: defers, NotBefore: o.NotBefore}
+	a.Kind, a.Retries, a.Defers, a.NotBefore = Hold, m.Retries, defers, o.NotBefore
 	if len(p.Holds) == 0 {
 		a.Kind, a.Delay, a.Warning = Copy, deferWithoutHold, DeferWithoutHold
-		return inPlace(a, p)
 	}
 	for i, d := range p.Holds {
 		if i > 0 && d > m.Wait {
@@ -137,23 +141,22 @@ func park(o Outcome, m Message, p Policy, defers uint32) Action {
 		}
 		a.Tier, a.Delay = i, d
 	}
-	return inPlace(a, p)
+	inPlace(a, p)
 }
 
 // inPlace turns writing a copy into waiting where no copy may be written.
-func inPlace(a Action, p Policy) Action {
+func inPlace(a *Action, p *Policy) {
 	if p.Strategy == InPlace || p.Sequenced {
 		a.Kind, a.Tier = WaitInPlace, 0
 	}
-	return a
 }
 
-func die(reason Reason, text string, m Message, p Policy) Action {
-	a := Action{Kind: DeadLetter, Retries: m.Retries, Defers: m.Defers, Reason: reason, Text: text, FailKey: p.Sequenced && p.FailAll && reason != SequenceFailed}
+func die(a *Action, reason Reason, text string, m *Message, p *Policy) {
+	a.Kind, a.Retries, a.Defers, a.Reason, a.Text = DeadLetter, m.Retries, m.Defers, reason, text
+	a.FailKey = p.Sequenced && p.FailAll && reason != SequenceFailed
 	if !p.DeadLetter {
 		a.Kind = Drop
 	}
-	return a
 }
 
 // deadRetries is how often a dead handler that panicked or timed out is called again before the dead letter is
