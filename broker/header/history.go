@@ -27,6 +27,7 @@ func AppendAttempt(history string, a Attempt) string {
 	a.At = a.At.UTC().Truncate(time.Millisecond)
 	a.Reason = Clip(a.Reason, maxAttemptReason)
 	a.Pod = Clip(a.Pod, maxAttemptReason)
+	a.Outcome = Clip(a.Outcome, maxAttemptReason)
 	all := append(ParseHistory(history), a)
 	if len(all) > maxAttempts {
 		all = all[len(all)-maxAttempts:]
@@ -42,6 +43,9 @@ func AppendAttempt(history string, a Attempt) string {
 		case len(all) > 1:
 			all = all[1:]
 		default: // escaping made a single entry too long
+			if all[0].Reason == "" && all[0].Pod == "" {
+				return ""
+			}
 			all[0].Reason, all[0].Pod = "", ""
 		}
 	}
