@@ -270,8 +270,8 @@ func (r *Runtime) Status() Status {
 		s.ReloadError = r.reloadErr.Error()
 	}
 	for _, c := range r.consumers {
-		state, since, err := c.state.get()
-		cs := ConsumerStatus{Topology: c.topology, Group: c.group, DeadLetter: c.role == broker.ReadDeadLetter, State: state, Since: since, InFlight: int(c.inFlight.Load())}
+		state, since, reconnects, err := c.state.get()
+		cs := ConsumerStatus{Topology: c.topology, Group: c.group, DeadLetter: c.role == broker.ReadDeadLetter, State: state, Since: since, Reconnects: reconnects, InFlight: int(c.inFlight.Load())}
 		if err != nil {
 			cs.LastError = err.Error()
 		}

@@ -34,15 +34,19 @@ type ConsumerStatus struct {
 	State      State     `json:"state"`
 	Since      time.Time `json:"since"`
 	InFlight   int       `json:"inFlight"`
-	LastError  string    `json:"lastError,omitempty"`
+	// Reconnects counts the attempts to subscribe again since the process started.
+	Reconnects int    `json:"reconnects"`
+	LastError  string `json:"lastError,omitempty"`
 }
 
 // Ready says whether every consumer consumes or is paused on purpose.
 func (s Status) Ready() bool {
 	for _, c := range s.Consumers {
-		if c.State != StateConsuming && c.State != StatePaused {
+		if !c.State.ready() {
 			return false
 		}
 	}
 	return true
 }
+
+func (s State) ready() bool { return s == StateConsuming || s == StatePaused }

@@ -218,6 +218,7 @@ type consumerState struct {
 	state State
 	since time.Time
 	err   error
+	lost  int // attempts to subscribe again
 }
 
 func (s *consumerState) set(st State, err error) {
@@ -226,13 +227,19 @@ func (s *consumerState) set(st State, err error) {
 	if s.state != st {
 		s.state, s.since = st, time.Now()
 	}
+	if st == StateReconnecting {
+		s.lost++
+	}
 	if err != nil || st == StateConsuming {
 		s.err = err
 	}
 }
 
-func (s *consumerState) get() (State, time.Time, error) {
+func (s *consumerState) get() (state State, since time.Time, reconnects int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state, s.since, s.err
+	if s.state == "" {
+		return StateConnecting, s.since, s.lost, s.err
+	}
+	return s.state, s.since, s.lost, s.err
 }
