@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -130,6 +131,7 @@ func (s *session) settleBatch(tasks []*task, batch []broker.Settlement) []broker
 			}
 		}
 	}
+	slices.SortFunc(failed, func(a, b broker.SettleItem) int { return a.Index - b.Index })
 	next := 0
 	for i, t := range tasks {
 		if next < len(failed) && failed[next].Index == i {

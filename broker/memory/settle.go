@@ -3,6 +3,7 @@ package memory
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/shove-dev/shove/broker"
@@ -32,6 +33,7 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 	s.signal()
 	s.passOn()
 	if len(b.failed) > 0 {
+		slices.SortFunc(b.failed, func(x, y broker.SettleItem) int { return x.Index - y.Index })
 		return &broker.SettleError{Items: b.failed}
 	}
 	return nil
