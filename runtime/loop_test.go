@@ -4,12 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
 
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/broker/memory"
@@ -27,6 +30,7 @@ type fixture struct {
 	cfg    *config.RuntimeConfig
 	server *memory.Server
 	driver broker.Driver
+	key    string
 }
 
 func newFixture(t *testing.T, change func(*config.RuntimeConfig)) *fixture {
@@ -44,7 +48,7 @@ func newFixture(t *testing.T, change func(*config.RuntimeConfig)) *fixture {
 	return &fixture{t: t, cfg: cfg, server: s, driver: memory.Driver(s)}
 }
 
-// run starts a runtime and returns a function that drains it and returns what Run returned.
+// run starts a runtime, in a synctest bubble, and returns a function that drains it and returns what Run returned.
 func (f *fixture) run(opts ...runtime.Option) (stop func() error) {
 	f.t.Helper()
 	all := append([]runtime.Option{runtime.Drivers(f.driver), runtime.Config(f.cfg), runtime.Declare(), runtime.HTTPAddr(""), runtime.Pod("pod-0"),
@@ -56,6 +60,7 @@ func (f *fixture) run(opts ...runtime.Option) (stop func() error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
+	synctest.Wait() // it consumes
 	return func() error { cancel(); return <-done }
 }
 
@@ -75,11 +80,45 @@ func (f *fixture) publish(ids ...int) {
 		f.t.Fatal(err)
 	}
 	for _, id := range ids {
-		body, _ := json.Marshal(order{ID: id})
-		if err := p.Publish(f.t.Context(), []broker.Message{{ID: string(rune('a' + id)), Body: body}}); err != nil {
+		body, err := json.Marshal(order{ID: id})
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		if err := p.Publish(f.t.Context(), []broker.Message{{ID: "m" + strconv.Itoa(id), Key: f.key, Body: body}}); err != nil {
 			f.t.Fatal(err)
 		}
 	}
+}
+
+// put publishes as a foreign client would.
+func (f *fixture) put(m ...memory.Raw) {
+	f.t.Helper()
+	if err := f.server.Put("orders", m...); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// left is how many messages a queue has, settled ones not counted.
+func (f *fixture) left(queue string) int {
+	ready, unsettled := f.server.Counts(queue)
+	return ready + unsettled
+}
+
+func (f *fixture) wantLeft(counts map[string]int) {
+	f.t.Helper()
+	for queue, want := range counts {
+		if got := f.left(queue); got != want {
+			f.t.Errorf("%s: %d messages, want %d", queue, got, want)
+		}
+	}
+}
+
+// record is a handler that notes its calls and answers from a script, the last entry again and again.
+type record struct {
+	mu     sync.Mutex
+	began  time.Time
+	calls  []call
+	script []runtime.Outcome
 }
 
 type call struct {
@@ -88,33 +127,39 @@ type call struct {
 	At      time.Duration
 }
 
-func TestRetriesThenDies(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, nil)
-		var calls []call
-		var deaths []string
-		began := time.Now()
-		stop := f.run(
-			runtime.Handle("orders", runtime.HandlerFunc[order](func(_ context.Context, o order, m *runtime.Metadata) runtime.Outcome {
-				calls = append(calls, call{o.ID, m.RetryCount, time.Since(began)})
-				return runtime.Retry.Because("no")
-			}), runtime.MaxRetries(3)),
-			runtime.HandleDead("orders", runtime.DeadHandlerFunc[order](func(_ context.Context, o order, m *runtime.DeadMetadata) {
-				deaths = append(deaths, string(m.Death.Reason)+" "+m.Death.OriginalQueue+" "+m.Death.Detail)
-			})),
-		)
-		time.Sleep(time.Second)
-		f.publish(1)
-		time.Sleep(10 * time.Minute)
-		if err := stop(); err != nil {
-			t.Error(err)
-		}
-		want := []call{{1, 0, time.Second}, {1, 1, 6 * time.Second}, {1, 2, 36 * time.Second}, {1, 3, 156 * time.Second}}
-		if diff := cmp.Diff(want, calls); diff != "" {
-			t.Error(diff)
-		}
-		if diff := cmp.Diff([]string{"max_retries_exceeded orders no"}, deaths); diff != "" {
-			t.Error(diff)
-		}
-	})
+func script(outcomes ...runtime.Outcome) *record {
+	return &record{began: time.Now(), script: outcomes}
 }
+
+func (r *record) Handle(_ context.Context, o order, m *runtime.Metadata) runtime.Outcome {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := min(len(r.calls), len(r.script)-1)
+	r.calls = append(r.calls, call{o.ID, m.RetryCount, time.Since(r.began)})
+	return r.script[n]
+}
+
+func (r *record) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.calls)
+}
+
+func (r *record) want(t *testing.T, calls ...call) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if diff := cmp.Diff(calls, r.calls); diff != "" {
+		t.Error("calls (-want +got):", diff)
+	}
+}
+
+// drains stops and fails the test unless the drain was clean.
+func drains(t *testing.T, stop func() error) {
+	t.Helper()
+	if err := stop(); err != nil {
+		t.Error("drain:", err)
+	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"hash/fnv"
@@ -148,15 +149,7 @@ func (s *session) runAlone(ctx context.Context, suspects []*task) error {
 	if len(suspects) == 0 {
 		return nil
 	}
-	slices.SortFunc(suspects, func(a, b *task) int {
-		if x, y := shuffle(a), shuffle(b); x != y {
-			if x < y {
-				return -1
-			}
-			return 1
-		}
-		return 0
-	})
+	slices.SortFunc(suspects, func(a, b *task) int { return cmp.Compare(shuffle(a), shuffle(b)) })
 	for i, t := range suspects {
 		if err := s.settledDownTo(ctx, int64(len(suspects)-i)); err != nil {
 			for _, rest := range suspects[i:] {
@@ -173,11 +166,15 @@ func (s *session) runAlone(ctx context.Context, suspects []*task) error {
 	return s.settledDownTo(ctx, 0)
 }
 
+// shuffle places a message in an order that is another one at every crash count. The last steps mix the bits: without
+// them similar ids would keep their order.
 func shuffle(t *task) uint64 {
-	h := fnv.New64a()
-	h.Write([]byte(t.meta.MessageID()))
-	h.Write([]byte{byte(t.d.Crashes), byte(t.d.Crashes >> 8)})
-	return h.Sum64()
+	f := fnv.New64a()
+	f.Write([]byte(t.meta.MessageID()))
+	h := f.Sum64() + uint64(t.d.Crashes)*0x9e3779b97f4a7c15
+	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
+	h = (h ^ h>>27) * 0x94d049bb133111eb
+	return h ^ h>>31
 }
 
 // settledDownTo waits until at most n deliveries are unsettled, not counting those that wait for their time.
