@@ -104,7 +104,8 @@ func TestPrivateServerKillAndRestart(t *testing.T) {
 	}
 	server.Kill(t)
 	select {
-	case <-closed:
+	case reason := <-closed:
+		t.Logf("closed: %v", reason)
 	case <-time.After(10 * time.Second):
 		t.Fatal("the connection outlives the server")
 	}
@@ -141,7 +142,8 @@ func TestProxyCutAndRestore(t *testing.T) {
 	closed := conn.NotifyClose(make(chan *amqp.Error, 1))
 	proxy.Cut()
 	select {
-	case <-closed:
+	case reason := <-closed:
+		t.Logf("closed: %v", reason)
 	case <-time.After(10 * time.Second):
 		t.Fatal("the connection outlives the cut")
 	}

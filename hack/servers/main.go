@@ -1,0 +1,87 @@
+// Command servers starts what tests need, runs a command with it, and takes it down again, also when the command
+// fails or is interrupted:
+//
+//	servers [-rabbitmq] command [argument …]
+//
+// The command gets SHOVE_TEST_RABBITMQ_URL and SHOVE_TEST_RABBITMQ_MANAGEMENT_URL. Where they are set already nothing
+// is started. A server that is missing on the machine is said and left out: the tests decide what that means.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/shove-dev/shove/internal/testenv"
+	"github.com/shove-dev/shove/internal/testenv/rabbitserver"
+)
+
+func main() {
+	rabbitmq := flag.Bool("rabbitmq", false, "start a RabbitMQ server")
+	flag.Parse()
+	if flag.NArg() == 0 {
+		fmt.Fprintln(os.Stderr, "usage: servers [-rabbitmq] command [argument …]")
+		os.Exit(2)
+	}
+	code, err := run(*rabbitmq, flag.Args())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "servers:", err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+func run(rabbitmq bool, command []string) (code int, err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	env := os.Environ()
+	if rabbitmq && os.Getenv(testenv.RabbitMQURLVar) == "" {
+		server, startErr := startRabbitMQ(ctx)
+		switch {
+		case errors.Is(startErr, rabbitserver.ErrNotAvailable):
+			fmt.Fprintln(os.Stderr, "servers:", startErr)
+		case startErr != nil:
+			return 1, startErr
+		default:
+			defer func() { err = errors.Join(err, server.Close()) }()
+			env = append(env, testenv.RabbitMQURLVar+"="+server.URL(), testenv.RabbitMQManagementURLVar+"="+server.ManagementURL())
+		}
+	}
+	return runCommand(ctx, command, env)
+}
+
+func startRabbitMQ(ctx context.Context) (*rabbitserver.Server, error) {
+	started := time.Now()
+	server, err := rabbitserver.Start(ctx, rabbitserver.Options{})
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(os.Stderr, "servers: RabbitMQ listens on %s (started in %v)\n", server.Addr(), time.Since(started).Round(100*time.Millisecond))
+	return server, nil
+}
+
+// runCommand returns the command's exit code. On an interrupt the command gets one too, and ten seconds to end.
+func runCommand(ctx context.Context, command, env []string) (int, error) {
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Env = env
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return 130, errors.New("interrupted")
+	case errors.As(err, &exit):
+		return max(exit.ExitCode(), 1), nil
+	case err != nil:
+		return 1, fmt.Errorf("running %q: %w", command[0], err)
+	}
+	return 0, nil
+}
