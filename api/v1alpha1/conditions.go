@@ -207,10 +207,10 @@ const (
 	// ConditionRetiredQueues: hold queues that left the spec still exist; the message names them and what
 	// is waited for: pods that do not report the new generation yet, messages, or proof of emptiness.
 	ConditionRetiredQueues = "RetiredQueues"
-	// ConditionAtLeastOnceDisabled: a policy on RabbitMQ sets overflow or a length limit on a queue, which
-	// turns at-least-once dead-lettering off or lets messages be dropped. Change the policy's pattern or
-	// priority; the message names policy and queue.
-	ConditionAtLeastOnceDisabled = "AtLeastOnceDisabled"
+	// ConditionMessagesAtRisk: something on the broker endangers messages, such as a RabbitMQ policy that sets
+	// overflow or a length limit on a queue and thereby turns at-least-once dead-lettering off. The message
+	// names queue and cause, and says what to change.
+	ConditionMessagesAtRisk = "MessagesAtRisk"
 	// ConditionHeldMessagesStuck: expired messages cannot leave a hold queue, because their target is
 	// missing or refuses them. They are not lost; RabbitMQ tries again every 3 minutes.
 	ConditionHeldMessagesStuck = "HeldMessagesStuck"

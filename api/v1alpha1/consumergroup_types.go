@@ -319,6 +319,10 @@ type ConsumerGroupStatus struct {
 	// +optional
 	ConfigGeneration string `json:"configGeneration,omitempty"`
 
+	// topologyGeneration is the generation of the Topology from which that RuntimeConfig was rendered.
+	// +optional
+	TopologyGeneration int64 `json:"topologyGeneration,omitempty"`
+
 	// injected is the workload that was injected into, so that it can be taken back.
 	// +optional
 	Injected *WorkloadReference `json:"injected,omitempty"`
