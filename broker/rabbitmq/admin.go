@@ -56,7 +56,10 @@ func (a *admin) Server(ctx context.Context) (broker.Server, error) {
 	if !c.version.atLeast(3, 10) {
 		out.Warnings = append(out.Warnings, fmt.Sprintf("RabbitMQ %s: held messages may be lost, because quorum queues move expired messages at least once only from 3.10 on: upgrade the server", text))
 	}
-	if a.management != nil && !c.version.atLeast(4, 0) {
+	if a.management != nil {
+		out.DetailsErr = a.management.check(ctx)
+	}
+	if a.management != nil && out.DetailsErr == nil && !c.version.atLeast(4, 0) {
 		off, err := a.management.flagOff(ctx, "stream_queue")
 		switch {
 		case err != nil:

@@ -118,6 +118,12 @@ func (m *management) read(ctx context.Context, path string, query url.Values, ou
 	return nil
 }
 
+// check says why queues cannot be listed.
+func (m *management) check(ctx context.Context) error {
+	var page struct{}
+	return m.get(ctx, "/api/queues/"+url.PathEscape(m.dialer.endpoint.vhost), url.Values{"page": {"1"}, "page_size": {"1"}, "columns": {"name"}}, &page)
+}
+
 // object is a JSON object that some versions write as an empty array when it is empty.
 type object map[string]any
 

@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -70,6 +71,7 @@ func (p *publisher) Publish(ctx context.Context, messages []broker.Message) erro
 	if len(items) == 0 {
 		return nil
 	}
+	slices.SortFunc(items, func(a, b broker.PublishItem) int { return a.Index - b.Index })
 	return &broker.PublishError{Items: items}
 }
 

@@ -2,16 +2,16 @@ package rabbitmq
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/settle"
 )
 
 // errSettledBefore is what a delivery gets that is settled twice, or by two calls at once.
-var errSettledBefore = errors.New("this delivery is settled already, or is being settled")
+var errSettledBefore = fmt.Errorf("settled already, or being settled by another call: %w", broker.ErrLost)
 
 // Settle carries out actions. Copies are sent first, so that the time until they are confirmed is used to acknowledge
 // what needs no copy; their originals are acknowledged once they are confirmed and routed (A9).
@@ -38,6 +38,7 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 	if len(r.items) == 0 {
 		return nil
 	}
+	slices.SortFunc(r.items, func(a, b broker.SettleItem) int { return a.Index - b.Index })
 	return &broker.SettleError{Items: r.items}
 }
 
