@@ -406,6 +406,12 @@ func (s *BrokerSpec) Kind() BrokerKind {
 // +kubebuilder:object:root=true
 type BrokerList struct {
 	metav1.TypeMeta `json:",inline"`
+
+	// metadata is the standard list metadata.
+	// +optional
 	metav1.ListMeta `json:"metadata,omitzero"`
-	Items           []Broker `json:"items"`
+
+	// items are the Brokers.
+	// +required
+	Items []Broker `json:"items"`
 }

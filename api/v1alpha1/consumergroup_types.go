@@ -164,16 +164,16 @@ type Scaling struct {
 	// +optional
 	Mode ScalingMode `json:"mode,omitempty"`
 
-	// scaleUpMultiplier: more replicas when the backlog exceeds capacity times this decimal number,
-	// greater than scaleDownMultiplier. Defaults to "2.0".
+	// scaleUpMultiplier is the decimal number that capacity is multiplied with: a larger backlog calls for
+	// more replicas. Greater than scaleDownMultiplier. Defaults to "2.0".
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=16
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]{1,4}([.][0-9]{1,4})?$') && double(self) > 0.0",message="scaleUpMultiplier must be a decimal number above zero in quotes: write it like '2.0'"
 	// +optional
 	ScaleUpMultiplier string `json:"scaleUpMultiplier,omitempty"`
 
-	// scaleDownMultiplier: fewer replicas when the backlog is below capacity times this decimal number.
-	// Defaults to "0.5".
+	// scaleDownMultiplier is the decimal number that capacity is multiplied with: a smaller backlog allows
+	// fewer replicas. Defaults to "0.5".
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=16
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9]{1,4}([.][0-9]{1,4})?$')",message="scaleDownMultiplier must be a decimal number in quotes: write it like '0.5'"
@@ -372,6 +372,12 @@ func (g *ConsumerGroup) SetConditions(c []metav1.Condition) { g.Status.Condition
 // +kubebuilder:object:root=true
 type ConsumerGroupList struct {
 	metav1.TypeMeta `json:",inline"`
+
+	// metadata is the standard list metadata.
+	// +optional
 	metav1.ListMeta `json:"metadata,omitzero"`
-	Items           []ConsumerGroup `json:"items"`
+
+	// items are the ConsumerGroups.
+	// +required
+	Items []ConsumerGroup `json:"items"`
 }
