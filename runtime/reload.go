@@ -21,7 +21,15 @@ func (r *Runtime) reload(next *config.RuntimeConfig, err error) {
 		r.log.Error("the new configuration is not used; the last good one stays in use", "error", err)
 		return
 	}
-	r.metrics.Reloaded(metrics.Applied)
+	r.mu.Lock()
+	restart := r.restart
+	r.mu.Unlock()
+	if len(restart) > 0 {
+		r.metrics.Reloaded(metrics.RestartRequired)
+		r.log.Warn("a part of the new configuration needs a restart", "changes", restart)
+	} else {
+		r.metrics.Reloaded(metrics.Applied)
+	}
 	r.metrics.Generation(next.Generation)
 	r.log.Info("configuration reloaded", "generation", next.Generation)
 }
@@ -49,6 +57,9 @@ func (r *Runtime) adopt(next *config.RuntimeConfig) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.config, r.restart = merged, restart
+	r.config, r.restart = merged, nil
+	for _, change := range restart {
+		r.restart = append(r.restart, change.String())
+	}
 	return nil
 }

@@ -193,5 +193,5 @@ func (r *Runtime) followConfig(ctx context.Context) {
 	if r.configPath == "" {
 		return
 	}
-	config.Watch(ctx, r.configPath, r.log, func(c *config.RuntimeConfig, err error) { r.reload(c, err) })
+	config.Watch(ctx, r.configPath, r.currentConfig(), r.log, func(c *config.RuntimeConfig, err error) { r.reload(c, err) })
 }

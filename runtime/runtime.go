@@ -68,6 +68,7 @@ func New(opts ...Option) (*Runtime, error) {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	r.metrics = m
+	m.Generation(r.config.Generation)
 	for _, k := range r.config.Consumers {
 		if !slices.ContainsFunc(r.bindings, func(b binding) bool { return b.topology == k.Topology && b.role == broker.ReadMain }) {
 			return nil, fmt.Errorf("consumer %q: no handler is bound to topology %q: add runtime.Handle(%q, …)", k.Group, k.Topology, k.Topology)
