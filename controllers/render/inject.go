@@ -28,7 +28,7 @@ const (
 )
 
 // GraceMargin is added to the drain timeout: the runtime stops handlers, settles and closes its connection in it.
-const GraceMargin = 10 * time.Second
+const GraceMargin = 5 * time.Second
 
 // Injection is what a pod template gets.
 type Injection struct {
