@@ -20,7 +20,6 @@ func (c *consumer) finish(t *task, o settle.Outcome, elapsed time.Duration) {
 		t.s.drop(t)
 		return
 	}
-	t.outcome = o
 	if o.Verdict == settle.VerdictAck {
 		t.action = settle.Action{Kind: settle.Done}
 		t.s.settle(t)
@@ -37,7 +36,7 @@ func (c *consumer) finish(t *task, o settle.Outcome, elapsed time.Duration) {
 	if o.Verdict != settle.VerdictRelease && o.Verdict != settle.VerdictEarly {
 		t.history = header.AppendAttempt(t.history, header.Attempt{At: now, Pod: c.rt.pod, Outcome: o.Verdict.String(), Reason: o.Text})
 	}
-	c.warn(t)
+	c.warn(t, o.Verdict)
 	switch {
 	case t.action.Kind == settle.WaitInPlace && !c.caps.WaitsInBroker:
 		t.s.after(t.action.Delay, t, func() {
@@ -63,12 +62,12 @@ func (c *consumer) count(v settle.Verdict, elapsed time.Duration) {
 }
 
 // warn logs what a person should know of a decision.
-func (c *consumer) warn(t *task) {
+func (c *consumer) warn(t *task, v settle.Verdict) {
 	if w := t.action.Warning; w != settle.NoWarning && c.limits[w].allow() {
 		c.log.Warn(w.String(), "message", t)
 	}
 	if c.log.Enabled(context.Background(), slog.LevelDebug) {
-		c.log.Debug("decided", "message", t, "outcome", t.outcome.Verdict, "action", t.action.Kind, "delay", t.action.Delay)
+		c.log.Debug("decided", "message", t, "outcome", v, "action", t.action.Kind, "delay", t.action.Delay)
 	}
 }
 
@@ -117,8 +116,8 @@ func (t *task) settlement(now time.Time) broker.Settlement {
 	if !t.action.Kind.Copies() {
 		return st
 	}
-	facts := t.facts
-	facts.MessageID, facts.Derived = messageID(t.d, &t.facts, t.meta.Queue)
+	facts := *t.facts
+	facts.MessageID, facts.Derived = messageID(t.d, t.facts, t.meta.Queue)
 	facts.History = t.history
 	st.Stamp = header.Stamp(make([]header.Field, 0, 12), facts, t.action, t.meta.Queue, t.meta.DeliveryID(), now)
 	if t.reduced >= withoutHistory {

@@ -27,7 +27,6 @@ type Metadata struct {
 
 	d     *broker.Delivery
 	facts *header.Facts
-	call  *callContext
 }
 
 // MessageID identifies the message over every hop (Q2, C8). A message whose publisher gave no x-message-id has one

@@ -95,12 +95,10 @@ func (s *session) admit(ds []*broker.Delivery) (suspects []*task) {
 	s.pending.Add(int64(len(ds)))
 	s.c.inFlight.Add(int64(len(ds)))
 	s.c.meter.InflightAdd(len(ds))
+	parsed := factsOf(ds, now)
 	for i, d := range ds {
 		t := &tasks[i]
-		facts := header.Parse(d.Headers)
-		if facts.FirstSeen.IsZero() {
-			facts.FirstSeen = now
-		}
+		facts := parsed(d)
 		t.init(s, d, facts)
 		s.hold(t)
 		s.c.meter.Size(len(d.Body))
@@ -118,6 +116,30 @@ func (s *session) admit(ds []*broker.Delivery) (suspects []*task) {
 	}
 	s.c.queue.push(ready...)
 	return suspects
+}
+
+// factsOf returns a function that reads the headers of a batch's deliveries. Those without headers share one value, and
+// the others are allocated together.
+func factsOf(ds []*broker.Delivery, now time.Time) func(*broker.Delivery) *header.Facts {
+	var plain *header.Facts
+	var parsed []header.Facts
+	return func(d *broker.Delivery) *header.Facts {
+		if len(d.Headers) == 0 {
+			if plain == nil {
+				plain = &header.Facts{FirstSeen: now}
+			}
+			return plain
+		}
+		if parsed == nil {
+			parsed = make([]header.Facts, 0, len(ds))
+		}
+		parsed = append(parsed, header.Parse(d.Headers))
+		f := &parsed[len(parsed)-1]
+		if f.FirstSeen.IsZero() {
+			f.FirstSeen = now
+		}
+		return f
+	}
 }
 
 // refused decides a task whose handler must not run: too large, early, looping, or of a failed key. It reports
@@ -232,7 +254,6 @@ func (s *session) release(t *task) {
 		s.drop(t)
 		return
 	}
-	t.outcome = settle.Release
 	t.action = settle.Decide(settle.Release, settle.Message{Retries: t.facts.Retries, Defers: t.facts.Defers}, settle.Policy{})
 	s.settle(t)
 }

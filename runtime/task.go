@@ -16,14 +16,13 @@ import (
 type task struct {
 	s       *session
 	d       *broker.Delivery
-	facts   header.Facts
+	facts   *header.Facts // read-only; shared where a message has no headers
 	meta    Metadata
 	ctx     callContext
 	state   atomic.Int32
 	started time.Time
 
 	// What was decided; owned by whoever won the state, then by the settler.
-	outcome  settle.Outcome
 	action   settle.Action
 	history  string
 	reduced  reduction
@@ -46,19 +45,19 @@ const (
 )
 
 // init fills a task for a delivery.
-func (t *task) init(s *session, d *broker.Delivery, facts header.Facts) {
+func (t *task) init(s *session, d *broker.Delivery, facts *header.Facts) {
 	t.s, t.d, t.facts = s, d, facts
 	t.meta = Metadata{Topology: s.c.topology, Queue: s.queue, RetryCount: facts.Retries, DeferCount: facts.Defers,
-		Redelivered: d.Redelivered, d: d, facts: &t.facts, call: &t.ctx}
+		Redelivered: d.Redelivered, d: d, facts: facts}
 	t.ctx.parent = s.c.values
 }
 
 // again is the task for the next call after waiting in place.
 func (t *task) again(retries, defers uint32, notBefore time.Time, history string) *task {
 	n := &task{lane: t.lane, failures: t.failures}
-	facts := t.facts
+	facts := *t.facts
 	facts.Retries, facts.Defers, facts.NotBefore, facts.History = retries, defers, notBefore, history
-	n.init(t.s, t.d, facts)
+	n.init(t.s, t.d, &facts)
 	return n
 }
 
