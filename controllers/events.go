@@ -66,6 +66,8 @@ func transitions(old, now []metav1.Condition, warnings []string) []note {
 				out = append(out, normal(after.Reason, actionReconcile, after.Message))
 			}
 		case quiet[after.Reason]:
+		case after.Reason == v1alpha1.ReasonBrokerNotReady && (before == nil || before.Status != metav1.ConditionTrue):
+			// it has not been ready yet
 		default:
 			out = append(out, warning(after.Reason, actionReconcile, after.Message))
 		}
