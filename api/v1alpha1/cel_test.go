@@ -140,6 +140,8 @@ func topologyCases() []celCase {
 
 		{name: "J4 external with bindings", field: "spec", says: "remove rabbitmq.bindings", accept: "external: true\nrabbitmq: {bindings: []}",
 			refuse: "external: true\nrabbitmq: {bindings: [{exchange: shop}]}"},
+		{name: "external with publishers", field: "spec", says: "remove publishers", accept: "external: false\npublishers: [{kind: Deployment, name: w}]",
+			refuse: "external: true\npublishers: [{kind: Deployment, name: w}]"},
 		{name: "external with a queue type", field: "spec", says: "remove rabbitmq.queueType", accept: "external: false\nrabbitmq: {queueType: classic}",
 			refuse: "external: true\nrabbitmq: {queueType: classic}"},
 		{name: "external with topic settings", field: "spec", says: "declares no topic", accept: "external: true\nkafka: {groupId: old-group}", refuse: "external: true\nkafka: {partitions: 3}"},

@@ -16,6 +16,7 @@ import (
 // +kubebuilder:validation:XValidation:rule="(has(self.kafka) && has(self.kafka.groupId)) == (has(oldSelf.kafka) && has(oldSelf.kafka.groupId)) && (!(has(self.kafka) && has(self.kafka.groupId)) || !(has(oldSelf.kafka) && has(oldSelf.kafka.groupId)) || self.kafka.groupId == oldSelf.kafka.groupId)",message="kafka.groupId is immutable, also from absent to set: create another Topology to read with another group"
 // +kubebuilder:validation:XValidation:rule="!has(self.kafka) || !has(oldSelf.kafka) || !has(self.kafka.partitions) || !has(oldSelf.kafka.partitions) || self.kafka.partitions >= oldSelf.kafka.partitions",message="kafka.partitions can only grow: write the old number or a larger one"
 // +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.rabbitmq) || !has(self.rabbitmq.bindings) || size(self.rabbitmq.bindings) == 0",message="an external Topology is only verified: remove rabbitmq.bindings, or external"
+// +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.publishers) || size(self.publishers) == 0",message="nothing is published to an external Topology: remove publishers, or external"
 // +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.rabbitmq) || !has(self.rabbitmq.queueType)",message="an external Topology declares no main queue: remove rabbitmq.queueType, or external"
 // +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.kafka) || !(has(self.kafka.partitions) || has(self.kafka.replicationFactor) || has(self.kafka.config))",message="an external Topology declares no topic: remove kafka.partitions, kafka.replicationFactor and kafka.config, or external"
 // +kubebuilder:validation:XValidation:rule="!has(self.sequenced) || (has(self.sequenced.allowMessageLoss) && self.sequenced.allowMessageLoss) || (has(self.deadLetter) && has(self.holdQueues) && size(self.holdQueues) > 0)",message="sequenced needs deadLetter and at least one of holdQueues: add deadLetter: {} and holdQueues, or accept loss with sequenced.allowMessageLoss: true"
@@ -74,7 +75,8 @@ type TopologySpec struct {
 	// +optional
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
 
-	// publishers are workloads that get the publishing side of this Topology injected, at most 32.
+	// publishers are workloads that get the publishing side of this Topology injected, at most 32. Refused
+	// on an external Topology, to which nothing is published.
 	// +kubebuilder:validation:MaxItems=32
 	// +listType=map
 	// +listMapKey=kind
