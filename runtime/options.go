@@ -52,7 +52,8 @@ func Registerer(reg prometheus.Registerer) Option {
 	return func(r *Runtime) error { r.registerer = reg; return nil }
 }
 
-// HTTPAddr sets where /metrics, /healthz, /readyz and /status are served; the default is ":9464", and "" serves none.
+// HTTPAddr sets where /metrics, /healthz, /readyz and /status are served; the default is $SHOVE_HTTP_ADDR, else ":9464",
+// and "" serves none.
 func HTTPAddr(addr string) Option { return func(r *Runtime) error { r.httpAddr = addr; return nil } }
 
 // Pod names this process in histories and to the broker; the default is $POD_NAME, else the host's name.

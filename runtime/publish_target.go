@@ -119,6 +119,11 @@ func (r *Runtime) refill(ctx context.Context, s *publishSlot, cfg *config.Runtim
 		if err != nil {
 			return fmt.Errorf("publish to topology %q: %w", name, err)
 		}
+		if r.declare { // Run may not have come to it yet
+			if err := r.declareTopology(ctx, b, decl); err != nil {
+				return fmt.Errorf("publish to topology %q: %w", name, err)
+			}
+		}
 		p, err := client.Publisher(ctx, decl)
 		if err != nil {
 			return fmt.Errorf("publish to topology %q: %w", name, err)
@@ -130,6 +135,20 @@ func (r *Runtime) refill(ctx context.Context, s *publishSlot, cfg *config.Runtim
 	}
 	s.cfg, s.decl, s.broker, s.limit = cfg, decl, b, entry.MaxMessageSize
 	return nil
+}
+
+// declareTopology creates what one topology names, for use without the operator.
+func (r *Runtime) declareTopology(ctx context.Context, b config.Broker, decl broker.Declaration) error {
+	cfg, err := r.connection(b)
+	if err != nil {
+		return err
+	}
+	admin, err := r.drivers[b.Kind].OpenAdmin(ctx, cfg)
+	if err != nil {
+		return fmt.Errorf("connect to broker %q: %w", b.Name, err)
+	}
+	defer func() { _ = admin.Close(context.WithoutCancel(ctx)) }() // nothing is left to do with it
+	return admin.Declare(ctx, decl)
 }
 
 // retire closes a publisher that was replaced, once everybody who still publishes through it is done.

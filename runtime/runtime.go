@@ -50,7 +50,7 @@ type Runtime struct {
 func New(opts ...Option) (*Runtime, error) {
 	r := &Runtime{
 		drivers: map[topology.Kind]broker.Driver{}, clients: map[string]broker.Client{}, log: slog.Default(),
-		registerer: prometheus.DefaultRegisterer, httpAddr: DefaultHTTPAddr, values: context.Background(), failure: make(chan error, 1),
+		registerer: prometheus.DefaultRegisterer, httpAddr: defaultHTTPAddr(), values: context.Background(), failure: make(chan error, 1),
 	}
 	for _, o := range opts {
 		if err := o(r); err != nil {
@@ -86,8 +86,19 @@ func New(opts ...Option) (*Runtime, error) {
 	return r, nil
 }
 
-// DefaultHTTPAddr is where the endpoints are served unless HTTPAddr says otherwise.
-const DefaultHTTPAddr = ":9464"
+// DefaultHTTPAddr is where the endpoints are served unless the option HTTPAddr or, below it, the environment variable
+// EnvHTTPAddr says otherwise.
+const (
+	DefaultHTTPAddr = ":9464"
+	EnvHTTPAddr     = "SHOVE_HTTP_ADDR"
+)
+
+func defaultHTTPAddr() string {
+	if addr, ok := os.LookupEnv(EnvHTTPAddr); ok {
+		return addr
+	}
+	return DefaultHTTPAddr
+}
 
 func podName() string {
 	if name := os.Getenv("POD_NAME"); name != "" {
@@ -219,11 +230,15 @@ func (r *Runtime) client(ctx context.Context, b config.Broker) (broker.Client, e
 	if r.closed {
 		return nil, fmt.Errorf("the runtime ended: %w", broker.ErrClosed)
 	}
+	driver, ok := r.drivers[b.Kind]
+	if !ok {
+		return nil, fmt.Errorf("no driver for %s: %w: add runtime.Drivers(%s.Driver)", b.Kind, broker.ErrUnsupported, b.Kind)
+	}
 	cfg, err := r.connection(b)
 	if err != nil {
 		return nil, err
 	}
-	c, err := r.drivers[b.Kind].OpenClient(ctx, cfg)
+	c, err := driver.OpenClient(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
