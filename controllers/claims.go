@@ -16,7 +16,7 @@ import (
 // checkClaims lets the older of two Topologies that want one queue have it. Claims are read from the objects
 // themselves, so that the answer is the same after a restart of the operator and whichever is looked at first.
 func (r *topologyReconciler) checkClaims(ctx context.Context, s *topologyScope) (verdict, error) {
-	for _, q := range claims(s.decl.Topology) {
+	for _, q := range render.Claims(s.decl.Topology) {
 		others, err := r.claimants(ctx, s.topo, s.broker, q)
 		if err != nil {
 			return stop, err
@@ -94,7 +94,7 @@ func (d *deps) sameQueue(ctx context.Context, t *v1alpha1.Topology, b *v1alpha1.
 	if err != nil || mine.Physical(kind, name) != theirs.Physical(kind, name) {
 		return false, nil //nolint:nilerr // as above
 	}
-	refusal, err := d.access(ctx, ob, o.Namespace, claims(theirs))
+	refusal, err := d.access(ctx, ob, o.Namespace, render.Claims(theirs))
 	return refusal == nil, err
 }
 

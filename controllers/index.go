@@ -70,15 +70,5 @@ func claimsOf(t *v1alpha1.Topology) []topology.Queue {
 	if err != nil {
 		return nil
 	}
-	return claims(topo)
-}
-
-func claims(t topology.Topology) []topology.Queue {
-	qs := t.Queues()
-	if t.External { // only its dead-letter queue is declared
-		qs = slices.DeleteFunc(qs, func(q topology.Queue) bool {
-			return q.Role != topology.RoleMain && q.Role != topology.RoleDeadLetter
-		})
-	}
-	return qs
+	return render.Claims(topo)
 }

@@ -87,7 +87,7 @@ func (r *topologyReconciler) derive(_ context.Context, s *topologyScope) (verdic
 
 // checkAccess asks whether the Broker allows this namespace and these names.
 func (r *topologyReconciler) checkAccess(ctx context.Context, s *topologyScope) (verdict, error) {
-	refusal, err := r.access(ctx, s.broker, s.topo.Namespace, claims(s.decl.Topology))
+	refusal, err := r.access(ctx, s.broker, s.topo.Namespace, render.Claims(s.decl.Topology))
 	if err != nil {
 		return stop, err
 	}

@@ -61,7 +61,7 @@ func (s *topologyScope) mergeQueues(now metav1.Time) {
 		old[q.Name] = q
 	}
 	var queues []v1alpha1.QueueStatus
-	for _, q := range claims(s.decl.Topology) {
+	for _, q := range render.Claims(s.decl.Topology) {
 		st := v1alpha1.QueueStatus{Name: s.physical(q.Name), Role: v1alpha1.QueueRole(q.Role)}
 		if q.Role == topology.RoleHold {
 			st.Delay = &metav1.Duration{Duration: q.Delay}

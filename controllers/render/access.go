@@ -19,6 +19,17 @@ type Refusal struct {
 
 func (r *Refusal) Error() string { return r.Message }
 
+// Claims are the queues that a Topology claims: all that it declares, and the main queue of an external one.
+func Claims(t topology.Topology) []topology.Queue {
+	qs := t.Queues()
+	if t.External { // only its dead-letter queue is declared
+		qs = slices.DeleteFunc(qs, func(q topology.Queue) bool {
+			return q.Role != topology.RoleMain && q.Role != topology.RoleDeadLetter
+		})
+	}
+	return qs
+}
+
 // Access says whether a Topology of a namespace may claim its queues on a Broker; nil means that it may. labels are
 // the namespace's own and matter with from: Selector only. Names are judged as logical ones.
 func Access(b *v1alpha1.Broker, namespace string, labels map[string]string, queues []topology.Queue) *Refusal {

@@ -68,7 +68,7 @@ func Resolve(t *v1alpha1.Topology, w World) (Link, *Finding) {
 		return l, refuse(v1alpha1.ReasonInvalidSpec, "Topology %q: %v", t.Name, err)
 	}
 	l.Declaration = d
-	if r := Access(l.Broker, t.Namespace, w.Labels(t.Namespace), d.Topology.Queues()); r != nil {
+	if r := Access(l.Broker, t.Namespace, w.Labels(t.Namespace), Claims(d.Topology)); r != nil {
 		return l, refuse(r.Reason, "%s", r.Message)
 	}
 	if _, err := driver.Objects(d); err != nil {

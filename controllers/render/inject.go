@@ -80,7 +80,7 @@ func (in Injection) Patch() (runtime.ApplyConfiguration, error) {
 	spec := applycore.PodSpec().WithVolumes(applycore.Volume().WithName(VolumeName).WithProjected(
 		applycore.ProjectedVolumeSource().WithSources(
 			applycore.VolumeProjection().WithConfigMap(applycore.ConfigMapProjection().WithName(in.ObjectName)),
-			applycore.VolumeProjection().WithSecret(applycore.SecretProjection().WithName(in.ObjectName)))))
+			applycore.VolumeProjection().WithSecret(applycore.SecretProjection().WithName(in.ObjectName).WithOptional(true)))))
 	if in.GraceSeconds != nil {
 		spec = spec.WithTerminationGracePeriodSeconds(*in.GraceSeconds)
 	}
@@ -91,6 +91,9 @@ func (in Injection) Patch() (runtime.ApplyConfiguration, error) {
 	}
 	return in.workload(applycore.PodTemplateSpec().WithSpec(spec))
 }
+
+// AnnotationInjected marks a workload that carries an injection, so that one that is left over is found by its metadata.
+const AnnotationInjected = "shove.dev/injected"
 
 // Removal is the apply configuration that takes everything back that the operator owns in a workload.
 func Removal(t Target, uid types.UID) (runtime.ApplyConfiguration, error) {
@@ -103,13 +106,15 @@ func (in Injection) workload(template *applycore.PodTemplateSpecApplyConfigurati
 	case v1alpha1.WorkloadDeployment:
 		w := applyapps.Deployment(t.Name, t.Namespace).WithUID(in.UID)
 		if template != nil {
-			w = w.WithSpec(applyapps.DeploymentSpec().WithTemplate(template))
+			w = w.WithAnnotations(map[string]string{AnnotationInjected: in.ObjectName}).
+				WithSpec(applyapps.DeploymentSpec().WithTemplate(template))
 		}
 		return w, nil
 	case v1alpha1.WorkloadStatefulSet:
 		w := applyapps.StatefulSet(t.Name, t.Namespace).WithUID(in.UID)
 		if template != nil {
-			w = w.WithSpec(applyapps.StatefulSetSpec().WithTemplate(template))
+			w = w.WithAnnotations(map[string]string{AnnotationInjected: in.ObjectName}).
+				WithSpec(applyapps.StatefulSetSpec().WithTemplate(template))
 		}
 		return w, nil
 	default:
