@@ -21,11 +21,15 @@ type client struct {
 	publish *link
 
 	mu     sync.Mutex
-	open   map[closer]struct{} // subscriptions and publishers
+	open   map[child]struct{} // subscriptions and publishers
 	closed bool
 }
 
-type closer interface{ Close(context.Context) error }
+// child is a subscription or a publisher.
+type child interface {
+	// abandon ends it without a word to the server: its connection is about to be closed.
+	abandon()
+}
 
 var _ broker.Client = (*client)(nil)
 
@@ -34,7 +38,7 @@ func openClient(cfg broker.Config) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &client{dialer: d, consume: newLink(d, "consume"), publish: newLink(d, "publish"), open: map[closer]struct{}{}}, nil
+	return &client{dialer: d, consume: newLink(d, "consume"), publish: newLink(d, "publish"), open: map[child]struct{}{}}, nil
 }
 
 // Subscribe starts consuming on a channel of its own.
@@ -120,7 +124,7 @@ func (c *client) usable() error {
 	return nil
 }
 
-func (c *client) add(x closer) error {
+func (c *client) add(x child) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -130,27 +134,23 @@ func (c *client) add(x closer) error {
 	return nil
 }
 
-func (c *client) remove(x closer) {
+func (c *client) remove(x child) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.open, x)
 }
 
-// Close ends every subscription and publisher and the connections.
+// Close ends every subscription and publisher by closing the connections. The server takes back what is unsettled.
 func (c *client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	c.closed = true
-	open := make([]closer, 0, len(c.open))
-	for x := range c.open {
-		open = append(open, x)
-	}
+	children := c.open
+	c.open = map[child]struct{}{}
 	c.mu.Unlock()
-	var errs []error
-	for _, x := range open {
-		errs = append(errs, x.Close(ctx))
+	for x := range children {
+		x.abandon()
 	}
-	errs = append(errs, c.publish.close(ctx), c.consume.close(ctx))
-	return errors.Join(errs...)
+	return errors.Join(c.publish.close(ctx), c.consume.close(ctx))
 }
 
 func loggerOr(l, fallback *slog.Logger) *slog.Logger {

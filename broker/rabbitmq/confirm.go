@@ -66,7 +66,7 @@ func (c *confirmers) current() (*confirmer, error) {
 	if c.closed {
 		return nil, broker.ErrClosed
 	}
-	if c.cur != nil && !c.cur.ch.IsClosed() {
+	if c.cur != nil && !c.cur.ch.IsClosed() && !c.cur.conn.IsClosed() {
 		return c.cur, nil
 	}
 	return nil, nil
@@ -101,18 +101,28 @@ func (c *confirmers) get(ctx context.Context) (*confirmer, error) {
 
 // close ends the channel. What is in flight on it resolves as unknown.
 func (c *confirmers) close(ctx context.Context) error {
-	c.mu.Lock()
-	c.closed = true
-	cur := c.cur
-	c.mu.Unlock()
+	cur := c.abandon()
 	if cur == nil || cur.ch.IsClosed() {
 		return nil
 	}
+	if cur.conn.blocked.Load() != nil { // the server reads nothing from this connection
+		go func() { _ = cur.ch.Close() }()
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
 	err := do(ctx, cur.ch.Close)
 	if err != nil && !cur.ch.IsClosed() {
 		return mapError(err)
 	}
 	return nil
+}
+
+func (c *confirmers) abandon() *confirmer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	return c.cur
 }
 
 // confirmer is one channel in confirm mode.
@@ -217,6 +227,7 @@ func (c *confirmer) catchUp() {
 type flight struct {
 	c         *confirmer
 	messages  []outgoing
+	begun     atomic.Bool  // the server takes messages, so that the first may be on its way
 	sent      atomic.Int64 // how many of messages are written, from the first on
 	cancelled atomic.Bool
 	written   chan struct{} // closed when nothing more is written
@@ -250,6 +261,7 @@ func (f *flight) write() {
 		f.sent.Store(int64(len(f.messages)))
 		return
 	}
+	f.begun.Store(true)
 	for i := range f.messages {
 		if f.cancelled.Load() {
 			return
@@ -270,13 +282,13 @@ func (f *flight) wait() []error {
 		f.cancelled.Store(true)
 	}
 	// What was not begun when cancelled was set is not sent: the writer looks before each message.
-	sent := int(f.sent.Load())
+	begun, sent := f.begun.Load(), int(f.sent.Load())
 	confirmed := false
 	for i := range f.messages {
 		m := &f.messages[i]
 		switch {
-		case i > sent:
-			errs[i] = fmt.Errorf("not sent: %w: %w", broker.ErrUnavailable, f.ctx.Err())
+		case i > sent, i == sent && !begun:
+			errs[i] = f.c.unsent(f.ctx.Err())
 		case i == sent:
 			errs[i] = f.c.unknown("in the middle of sending it", f.ctx.Err())
 		case m.err != nil:
@@ -335,10 +347,19 @@ func (f *flight) land(errs []error) {
 
 // unknown says that a message may be stored.
 func (c *confirmer) unknown(what string, cause error) error {
+	return fmt.Errorf("%s%s: %w: %w", what, c.whileBlocked(), broker.ErrUnknown, cause)
+}
+
+// unsent says that a message is not stored.
+func (c *confirmer) unsent(cause error) error {
+	return fmt.Errorf("not sent%s: %w: %w", c.whileBlocked(), broker.ErrUnavailable, cause)
+}
+
+func (c *confirmer) whileBlocked() string {
 	if b := c.conn.blocked.Load(); b != nil {
-		what += ", while the server blocks publishing (" + b.reason + ")"
+		return ", while the server blocks publishing (" + b.reason + ")"
 	}
-	return fmt.Errorf("%s: %w: %w", what, broker.ErrUnknown, cause)
+	return ""
 }
 
 // sendError is what a message is that could not be written.
@@ -347,7 +368,7 @@ func (c *confirmer) sendError(err error) error {
 	case errors.Is(err, broker.ErrUnavailable):
 		return err
 	case errors.Is(err, amqp.ErrClosed): // refused by the library before writing
-		return fmt.Errorf("not sent: %w: %w", broker.ErrUnavailable, c.closeReason())
+		return c.unsent(c.closeReason())
 	case errors.Is(err, amqp.ErrFieldType):
 		return fmt.Errorf("%w: %w", broker.ErrUnsupported, err)
 	default:

@@ -214,7 +214,7 @@ func (c *conn) writable(ctx context.Context) error {
 		case <-c.done:
 			return fmt.Errorf("connection lost: %w", broker.ErrUnavailable)
 		case <-ctx.Done():
-			return fmt.Errorf("the server blocks publishing (%s), nothing was sent: %w: %w", b.reason, broker.ErrUnavailable, ctx.Err())
+			return fmt.Errorf("not sent, while the server blocks publishing (%s): %w: %w", b.reason, broker.ErrUnavailable, ctx.Err())
 		}
 	}
 	return nil
@@ -299,6 +299,9 @@ func (l *link) close(ctx context.Context) error {
 		return nil
 	}
 	deadline := time.Now().Add(closeTimeout)
+	if c.blocked.Load() != nil { // the server reads nothing from this connection
+		deadline = time.Now().Add(100 * time.Millisecond)
+	}
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}

@@ -117,7 +117,7 @@ func openTestClient(t testing.TB, cfg broker.Config) broker.Client {
 	return c
 }
 
-func closeBounded(t testing.TB, c closer) {
+func closeBounded(t testing.TB, c interface{ Close(context.Context) error }) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
 	defer cancel()

@@ -117,3 +117,5 @@ func (p *publisher) Close(ctx context.Context) error {
 	p.client.remove(p)
 	return p.confirmers.close(ctx)
 }
+
+func (p *publisher) abandon() { p.confirmers.abandon() }

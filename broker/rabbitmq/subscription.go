@@ -2,7 +2,6 @@ package rabbitmq
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -260,27 +259,14 @@ func (s *subscription) Stop(ctx context.Context) error {
 
 // Close closes the channel; the broker then has everything unsettled back, at the head of the queue.
 func (s *subscription) Close(ctx context.Context) error {
-	s.mu.Lock()
-	first := !s.closed
-	s.closed = true
-	if !s.stopping && first {
-		close(s.stopped)
-	}
-	s.stopping = true
-	if s.lost == nil {
-		s.lost = fmt.Errorf("%w: subscription closed", broker.ErrLost)
-	}
-	s.mu.Unlock()
-	if !first {
+	if !s.end() {
 		return nil
 	}
 	s.client.remove(s)
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
 	_ = s.copies.close(ctx)
-	err := do(ctx, s.ch.Close)
-	if errors.Is(err, amqp.ErrClosed) || s.ch.IsClosed() && !interrupted(err) {
-		err = nil
-	}
-	if err != nil {
+	if err := do(ctx, s.ch.Close); err != nil && !s.ch.IsClosed() {
 		return fmt.Errorf("close the subscription to queue %q: %w", s.queue, mapError(err))
 	}
 	select {
@@ -288,6 +274,28 @@ func (s *subscription) Close(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	return nil
+}
+
+// end marks the subscription as closed and reports whether it was not.
+func (s *subscription) end() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	if !s.stopping {
+		close(s.stopped)
+	}
+	s.stopping, s.closed = true, true
+	if s.lost == nil {
+		s.lost = fmt.Errorf("%w: subscription closed", broker.ErrLost)
+	}
+	return true
+}
+
+func (s *subscription) abandon() {
+	s.end()
+	s.copies.abandon()
 }
 
 // list is the unsettled deliveries in the order of their tags.
