@@ -63,23 +63,23 @@ type BrokerSpec struct {
 	ConsumerDefaults *ConsumerOptions `json:"consumerDefaults,omitempty"`
 
 	// resyncInterval is the time between two looks at the broker for what has drifted, jittered, as
-	// whole milliseconds between 10s and 24h. Defaults to 5m.
+	// whole milliseconds between 1s and 24h. Defaults to 5m.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('10s') && duration(self) <= duration('24h')",message="resyncInterval must be whole milliseconds between 10s and 24h: write it like 5m or 30s"
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('1s') && duration(self) <= duration('24h')",message="resyncInterval must be whole milliseconds between 1s and 24h: write it like 5m or 30s"
 	// +optional
 	ResyncInterval *metav1.Duration `json:"resyncInterval,omitempty"`
 }
 
 // RabbitMQBroker says how RabbitMQ is reached.
+// +kubebuilder:validation:XValidation:rule="!self.url.contains('@')",message="url must not hold user name or password: put them into a Secret and name it in spec.credentials.secretRef (an @ in a virtual host is written %40)",fieldPath=".url"
+// +kubebuilder:validation:XValidation:rule="self.url.contains('@') || (isURL(self.url) && self.url.matches('^amqps?://([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?(/[^/?#]*)?$'))",message="url must be an AMQP address without query: write it like amqp://rabbit.shop.svc:5672/ or amqps://rabbit.shop.svc:5671/my-vhost (a / in a virtual host is written %2F)",fieldPath=".url"
 type RabbitMQBroker struct {
 	// url is the AMQP address, such as amqp://rabbit.shop.svc:5672/ or amqps://rabbit.shop.svc:5671/my-vhost.
 	// The path is the virtual host, percent-encoded; an empty path or / is the virtual host "/". User
 	// information in the URL is refused: it belongs into the Secret that credentials names.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
-	// +kubebuilder:validation:XValidation:rule="!self.contains('@')",message="url must not hold user name or password: put them into a Secret and name it in spec.credentials.secretRef (an @ in a virtual host is written %40)"
-	// +kubebuilder:validation:XValidation:rule="self.contains('@') || (isURL(self) && self.matches('^amqps?://([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?(/[^/?#]*)?$'))",message="url must be an AMQP address without query: write it like amqp://rabbit.shop.svc:5672/ or amqps://rabbit.shop.svc:5671/my-vhost (a / in a virtual host is written %2F)"
 	// +required
 	URL string `json:"url,omitempty"`
 
@@ -90,24 +90,24 @@ type RabbitMQBroker struct {
 	// +optional
 	Management *RabbitMQManagement `json:"management,omitempty"`
 
-	// consumerTimeout is the server's consumer_timeout, between 1m and 8760h: RabbitMQ closes the channel
-	// of a consumer that holds one message for longer. Effective prefetch is chosen so that this does not
-	// happen. Defaults to 30m, the server's own default.
+	// consumerTimeout is the server's consumer_timeout, up to 8760h: RabbitMQ closes the channel of a
+	// consumer that holds one message for longer. Effective prefetch is chosen so that this does not
+	// happen. 0s means that the server has none. Defaults to 30m, the server's own default.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
-	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('1m') && duration(self) <= duration('8760h')",message="consumerTimeout must be whole milliseconds between 1m and 8760h: write it like 30m or 2h"
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('0s') && duration(self) <= duration('8760h')",message="consumerTimeout must be whole milliseconds between 0s (the server has none) and 8760h: write it like 30m or 2h"
 	// +optional
 	ConsumerTimeout *metav1.Duration `json:"consumerTimeout,omitempty"`
 }
 
 // RabbitMQManagement says how the management HTTP API is reached.
+// +kubebuilder:validation:XValidation:rule="!self.url.contains('@')",message="management.url must not hold user name or password: the Secret in spec.credentials.secretRef is used",fieldPath=".url"
+// +kubebuilder:validation:XValidation:rule="self.url.contains('@') || (isURL(self.url) && self.url.matches('^https?://([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?(/[^?#]*)?$'))",message="management.url must be an HTTP address without query: write it like http://rabbit.shop.svc:15672",fieldPath=".url"
 type RabbitMQManagement struct {
 	// url is the root of the API, such as http://rabbit.shop.svc:15672. User information in the URL is
 	// refused; the Broker's credentials are used.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
-	// +kubebuilder:validation:XValidation:rule="!self.contains('@')",message="management.url must not hold user name or password: the Secret in spec.credentials.secretRef is used"
-	// +kubebuilder:validation:XValidation:rule="self.contains('@') || (isURL(self) && self.matches('^https?://([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?(/[^?#]*)?$'))",message="management.url must be an HTTP address without query: write it like http://rabbit.shop.svc:15672"
 	// +required
 	URL string `json:"url,omitempty"`
 }
@@ -115,7 +115,6 @@ type RabbitMQManagement struct {
 // HostPort is the address of a server, written host:port.
 // +kubebuilder:validation:MinLength=1
 // +kubebuilder:validation:MaxLength=300
-// +kubebuilder:validation:XValidation:rule="self.matches('^([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]]):[0-9]{1,5}$')",message="an address must be host:port without a scheme and without credentials: write it like kafka.shop.svc:9092"
 type HostPort string
 
 // KafkaBroker says how Kafka is reached.
@@ -124,6 +123,7 @@ type KafkaBroker struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	// +listType=set
+	// +kubebuilder:validation:XValidation:rule="self.all(a, a.matches('^([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]]):[0-9]{1,5}$'))",message="bootstrapServers must be host:port without a scheme and without credentials: write them like kafka.shop.svc:9092"
 	// +required
 	BootstrapServers []HostPort `json:"bootstrapServers,omitempty"`
 
@@ -158,7 +158,6 @@ type KafkaSASL struct {
 // NATSServer is the address of a NATS server, such as nats://nats.shop.svc:4222.
 // +kubebuilder:validation:MinLength=1
 // +kubebuilder:validation:MaxLength=300
-// +kubebuilder:validation:XValidation:rule="self.matches('^((nats|tls|ws|wss)://)?([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?/?$')",message="a server must be an address without credentials: write it like nats://nats.shop.svc:4222 or tls://nats.shop.svc:4222, and name the Secret in spec.credentials.secretRef"
 type NATSServer string
 
 // NATSBroker says how NATS is reached.
@@ -168,6 +167,7 @@ type NATSBroker struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	// +listType=set
+	// +kubebuilder:validation:XValidation:rule="self.all(a, a.matches('^((nats|tls|ws|wss)://)?([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?/?$'))",message="servers must be addresses without credentials: write them like nats://nats.shop.svc:4222 or tls://nats.shop.svc:4222, and name the Secret in spec.credentials.secretRef"
 	// +required
 	Servers []NATSServer `json:"servers,omitempty"`
 }
@@ -194,6 +194,7 @@ type RedisBroker struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	// +listType=set
+	// +kubebuilder:validation:XValidation:rule="self.all(a, a.matches('^([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]]):[0-9]{1,5}$'))",message="addresses must be host:port without a scheme and without credentials: write them like redis.shop.svc:6379"
 	// +required
 	Addresses []HostPort `json:"addresses,omitempty"`
 
@@ -210,6 +211,7 @@ type RedisBroker struct {
 }
 
 // SQSBroker says which SQS is used.
+// +kubebuilder:validation:XValidation:rule="!has(self.endpoint) || (isURL(self.endpoint) && self.endpoint.matches('^https?://([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?(/[^?#@]*)?$'))",message="endpoint must be an HTTP address without credentials and query: write it like http://localhost:9324",fieldPath=".endpoint"
 type SQSBroker struct {
 	// region is the AWS region, such as eu-central-1.
 	// +kubebuilder:validation:MinLength=1
@@ -221,7 +223,6 @@ type SQSBroker struct {
 	// endpoint replaces the region's public endpoint: the URL of a VPC endpoint or of an emulator.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
-	// +kubebuilder:validation:XValidation:rule="isURL(self) && self.matches('^https?://([A-Za-z0-9._-]+|[[][0-9A-Fa-f:.]+[]])(:[0-9]{1,5})?(/[^?#@]*)?$')",message="endpoint must be an HTTP address without credentials and query: write it like http://localhost:9324"
 	// +optional
 	Endpoint string `json:"endpoint,omitempty"`
 }
