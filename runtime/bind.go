@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/shove-dev/shove/broker"
@@ -26,7 +27,9 @@ func Handle[T any](topology string, h Handler[T], opts ...HandleOption) Option {
 		if h == nil {
 			return fmt.Errorf("handler of %q: nil", topology)
 		}
-		err := r.bind(topology, broker.ReadMain, func(c codec.Codec) (call, error) { return handlerCall(h, c), codec.Check[T](c) }, opts)
+		err := r.bind(topology, broker.ReadMain, func(c codec.Codec) (call, error) {
+			return handlerCall(h, c), errors.Join(codec.Check[T](c), r.bindAudit(topology, h))
+		}, opts)
 		if err != nil {
 			return err
 		}
@@ -45,7 +48,7 @@ func HandleFrom[T any](topology string, factory func() (Handler[T], error), opts
 			if err != nil {
 				return nil, fmt.Errorf("make it: %w", err)
 			}
-			return handlerCall(h, c), codec.Check[T](c)
+			return handlerCall(h, c), errors.Join(codec.Check[T](c), r.bindAudit(topology, h))
 		}, opts)
 	}
 }
@@ -56,7 +59,9 @@ func HandleDead[T any](topology string, h DeadHandler[T], opts ...HandleOption) 
 		if h == nil {
 			return fmt.Errorf("dead handler of %q: nil", topology)
 		}
-		return r.bind(topology, broker.ReadDeadLetter, func(c codec.Codec) (call, error) { return deadCall(h, c), codec.Check[T](c) }, opts)
+		return r.bind(topology, broker.ReadDeadLetter, func(c codec.Codec) (call, error) {
+			return deadCall(h, c), errors.Join(codec.Check[T](c), r.bindAudit(topology, h))
+		}, opts)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/shove-dev/shove/settle"
 )
 
 // callContext is the context of one handler call. Beside context.WithTimeout it makes no timer (one watcher serves
@@ -17,6 +19,28 @@ type callContext struct {
 	done  chan struct{}
 	err   error
 	after map[*afterFunc]struct{}
+	// overrule is set where somebody wants to know that the call was overruled; see Metadata.onOverruled.
+	overrule *overruleHooks
+}
+
+// overruleHooks are what an overruled call tells.
+type overruleHooks struct {
+	overruled bool
+	tell      []func(settle.Outcome)
+}
+
+// endOverruled ends the context of a call whose outcome the loop has replaced.
+func (c *callContext) endOverruled(reason error, instead settle.Outcome) {
+	c.mu.Lock()
+	var tell []func(settle.Outcome)
+	if c.overrule != nil { // before the context ends: the handler may return at once, and asks
+		c.overrule.overruled, tell = true, c.overrule.tell
+	}
+	c.mu.Unlock()
+	c.end(reason)
+	for _, f := range tell {
+		f(instead)
+	}
 }
 
 type afterFunc struct{ f func() }

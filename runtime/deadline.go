@@ -56,20 +56,20 @@ func (c *consumer) enforceDeadlines(now time.Time) time.Duration {
 			sleep = min(sleep, left)
 			continue
 		}
-		if c.overrule(w, t, now, context.DeadlineExceeded) {
-			c.expired(t, set, now)
+		if o := c.timedOut(set); c.overrule(w, t, now, context.DeadlineExceeded, o) {
+			c.expired(t, set, o, now)
 			sleep = min(sleep, max(set.options.HandlerTimeout, time.Millisecond))
 		}
 	}
 	return min(sleep, c.replaceOverdue(now))
 }
 
-// overrule takes a running task from its worker. It reports whether it did: the handler may just have returned.
-func (c *consumer) overrule(w *worker, t *task, now time.Time, reason error) bool {
+// overrule takes a running task from its worker, for which instead is applied. It reports whether it did: the handler may just have returned.
+func (c *consumer) overrule(w *worker, t *task, now time.Time, reason error, instead settle.Outcome) bool {
 	if !t.state.CompareAndSwap(running, overruled) {
 		return false
 	}
-	t.ctx.end(reason)
+	t.ctx.endOverruled(reason, instead)
 	c.meter.AbandonedAdd(1)
 	c.mu.Lock()
 	c.overdue = append(c.overdue, overdueCall{w: w, t: t, until: now.Add(now.Sub(t.started))})
@@ -78,9 +78,8 @@ func (c *consumer) overrule(w *worker, t *task, now time.Time, reason error) boo
 }
 
 // expired routes the outcome of a call that ran into its deadline (H3).
-func (c *consumer) expired(t *task, set *settings, now time.Time) {
+func (c *consumer) expired(t *task, set *settings, o settle.Outcome, now time.Time) {
 	c.failed(metrics.Timeout)
-	o := c.timedOut(set)
 	c.log.Warn("handler ran into its deadline", "message", t, "timeout", set.options.HandlerTimeout, "outcome", o.Verdict)
 	c.finish(t, o, now.Sub(t.started))
 }
@@ -121,7 +120,7 @@ func (c *consumer) abandonRunning(s *session) int {
 	c.mu.Unlock()
 	n := 0
 	for _, w := range workers {
-		if t := w.current.Load(); t != nil && t.s == s && c.overrule(w, t, time.Now(), context.Canceled) {
+		if t := w.current.Load(); t != nil && t.s == s && c.overrule(w, t, time.Now(), context.Canceled, settle.Release) {
 			n++
 			c.log.Warn("gave up on a handler at the end of the drain; the broker redelivers its message", "message", t, "running", time.Since(t.started))
 			s.drop(t)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/broker/header"
+	"github.com/shove-dev/shove/settle"
 )
 
 // Metadata is what is known of a message beside its body. It belongs to one call of a handler and is read-only; it is
@@ -27,6 +28,7 @@ type Metadata struct {
 
 	d     *broker.Delivery
 	facts *header.Facts
+	call  *callContext
 }
 
 // MessageID identifies the message over every hop (Q2, C8). A message whose publisher gave no x-message-id has one
@@ -83,6 +85,30 @@ func (m *Metadata) Headers() map[string]string {
 		}
 	}
 	return all
+}
+
+// onOverruled has f called when the loop replaces the outcome of this call, with the outcome that is applied instead. It
+// must not block: it runs on the goroutine that watches all deadlines.
+func (m *Metadata) onOverruled(f func(settle.Outcome)) {
+	if m.call == nil {
+		return
+	}
+	m.call.mu.Lock()
+	defer m.call.mu.Unlock()
+	if m.call.overrule == nil {
+		m.call.overrule = &overruleHooks{}
+	}
+	m.call.overrule.tell = append(m.call.overrule.tell, f)
+}
+
+// overruled says whether the loop has replaced the outcome of this call. It is known only after onOverruled.
+func (m *Metadata) overruled() bool {
+	if m.call == nil {
+		return false
+	}
+	m.call.mu.Lock()
+	defer m.call.mu.Unlock()
+	return m.call.overrule != nil && m.call.overrule.overruled
 }
 
 // History are the last attempts at this message, oldest first, at most 16 (I4).

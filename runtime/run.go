@@ -115,6 +115,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	}
 	stopSide()
 	sides.Wait()
+	r.flushAudits()
 	if err := r.closeClients(); err != nil {
 		r.log.Warn("could not close every connection", "error", err)
 	}

@@ -42,6 +42,7 @@ type Runtime struct {
 	closed    bool // Run is over: nothing is connected any more
 
 	targets publishTargets
+	audits  []*auditor // set by New
 
 	failure chan error // a panic outside a handler
 }

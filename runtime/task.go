@@ -48,7 +48,7 @@ const (
 func (t *task) init(s *session, d *broker.Delivery, facts *header.Facts) {
 	t.s, t.d, t.facts = s, d, facts
 	t.meta = Metadata{Topology: s.c.topology, Queue: s.queue, RetryCount: facts.Retries, DeferCount: facts.Defers,
-		Redelivered: d.Redelivered, d: d, facts: facts}
+		Redelivered: d.Redelivered, d: d, facts: facts, call: &t.ctx}
 	t.ctx.parent = s.c.values
 }
 
