@@ -47,6 +47,10 @@ type Options struct {
 	// Concurrency bounds the passes over Topologies that run at once; most of them wait for a joint call to a
 	// broker. Defaults to 64.
 	Concurrency int
+	// AgentImage is the sidecar's image where a ConsumerGroup names none. Empty: it must.
+	AgentImage string
+	// PodReporter asks a pod which configuration it runs. Defaults to its own /status.
+	PodReporter func(context.Context, *corev1.Pod) (PodReport, error)
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
 	// Registry takes the operator's metrics. Defaults to controller-runtime's.
@@ -56,6 +60,9 @@ type Options struct {
 func (o Options) withDefaults() Options {
 	if o.Concurrency <= 0 {
 		o.Concurrency = 64
+	}
+	if o.PodReporter == nil {
+		o.PodReporter = httpReport
 	}
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
@@ -81,6 +88,9 @@ type deps struct {
 	started    time.Time
 	brokers    *enqueuer
 	topologies *enqueuer
+	groups     *enqueuer
+	publishers *enqueuer
+	outcomes   *outcomes
 }
 
 // watches says whether the operator may see objects of a namespace.
@@ -108,6 +118,9 @@ func Controllers(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	for _, setup := range []func(ctrl.Manager, *deps, Options) error{
 		setupBroker,
 		setupTopology,
+		setupInject,
+		setupConsumerGroup,
+		setupPublishers,
 	} {
 		if err := setup(mgr, d, o.withDefaults()); err != nil {
 			return err
@@ -126,7 +139,7 @@ func newDeps(mgr ctrl.Manager, o Options) (*deps, error) {
 		client: mgr.GetClient(), live: mgr.GetAPIReader(), clock: o.Clock, events: mgr.GetEventRecorder(FieldOwner),
 		drivers: map[topology.Kind]broker.Driver{}, namespaced: o.Namespaces, metrics: m, started: o.Clock.Now(),
 		namespaces: &namespaceLabels{live: mgr.GetAPIReader(), now: o.Clock.Now},
-		brokers:    &enqueuer{}, topologies: &enqueuer{},
+		brokers:    &enqueuer{}, topologies: &enqueuer{}, groups: &enqueuer{}, publishers: &enqueuer{}, outcomes: newOutcomes(),
 	}
 	for _, drv := range o.Drivers {
 		d.drivers[drv.Kind] = drv

@@ -35,6 +35,10 @@ func setupIndexes(ctx context.Context, idx client.FieldIndexer) error {
 		{&v1alpha1.Topology{}, indexTopologyBroker, func(o client.Object) []string { return []string{render.BrokerKey(o.(*v1alpha1.Topology)).String()} }},
 		{&v1alpha1.Topology{}, indexTopologyClaim, func(o client.Object) []string { return claimIndexKeys(o.(*v1alpha1.Topology)) }},
 		{&v1alpha1.Broker{}, indexBrokerSecret, func(o client.Object) []string { return brokerSecretKeys(o.(*v1alpha1.Broker)) }},
+		{&v1alpha1.ConsumerGroup{}, indexGroupTarget, func(o client.Object) []string { return []string{render.TargetOf(o.(*v1alpha1.ConsumerGroup)).String()} }},
+		{&v1alpha1.ConsumerGroup{}, indexGroupSecret, func(o client.Object) []string { return groupSecretKeys(o.(*v1alpha1.ConsumerGroup)) }},
+		{&v1alpha1.Topology{}, indexTopologyPublisher, func(o client.Object) []string { return publisherKeys(o.(*v1alpha1.Topology)) }},
+		{&v1alpha1.Broker{}, indexBrokerWorkloadSecret, func(o client.Object) []string { return workloadSecretKeys(o.(*v1alpha1.Broker)) }},
 		{&v1alpha1.ConsumerGroup{}, indexGroupTopology, func(o client.Object) []string {
 			return []string{types.NamespacedName{Namespace: o.GetNamespace(), Name: o.(*v1alpha1.ConsumerGroup).Spec.TopologyRef.Name}.String()}
 		}},

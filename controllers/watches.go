@@ -37,6 +37,14 @@ func brokerMatters() predicate.Predicate {
 	}}
 }
 
+// readyCondition is Ready without its times, to compare.
+func readyCondition(o v1alpha1.ConditionedObject) string {
+	if c := meta.FindStatusCondition(o.GetConditions(), v1alpha1.ConditionReady); c != nil {
+		return string(c.Status) + " " + c.Reason
+	}
+	return ""
+}
+
 func readiness(o v1alpha1.ConditionedObject) string {
 	if c := meta.FindStatusCondition(o.GetConditions(), v1alpha1.ConditionReady); c != nil {
 		return string(c.Status)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/runtime/config"
+	"github.com/shove-dev/shove/settle"
 )
 
 // Where a workload finds its configuration.
@@ -118,7 +119,7 @@ func brokerEntry(c Connection, f Facts) (config.Broker, error) {
 func topologyEntry(p *Plan, l Link, c Credentials) config.Topology {
 	name := ""
 	for _, conn := range p.Brokers {
-		if conn.Link.Broker.Namespace == l.Broker.Namespace && conn.Link.Broker.Name == l.Broker.Name && conn.ownSecret() == c.ownSecret() {
+		if conn.Serves(l, c) {
 			name = conn.Name
 		}
 	}
@@ -224,4 +225,13 @@ func scales(g *v1alpha1.ConsumerGroup) bool {
 
 func older(a, b *v1alpha1.ConsumerGroup) bool {
 	return cmp.Or(a.CreationTimestamp.Time.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name)) < 0
+}
+
+// RestartKey is what a running pod cannot change about a consumer.
+func RestartKey(c *Consumer) string {
+	strategy := "Republish"
+	if c.Effective.Strategy == settle.InPlace {
+		strategy = "InPlace"
+	}
+	return fmt.Sprintf("%s, retryStrategy %s, exactlyOnce %t", c.Kind, strategy, c.Effective.ExactlyOnce)
 }

@@ -86,6 +86,11 @@ type Connection struct {
 	Credentials
 }
 
+// Serves says whether a consumer or publisher with this link and these credentials uses the connection.
+func (c Connection) Serves(l Link, of Credentials) bool {
+	return c.Link.Broker.Namespace == l.Broker.Namespace && c.Link.Broker.Name == l.Broker.Name && c.ownSecret() == of.ownSecret()
+}
+
 // Empty says that nobody is served.
 func (p *Plan) Empty() bool { return len(p.Consumers) == 0 && len(p.Publishers) == 0 }
 
