@@ -97,7 +97,8 @@ func (c *countdown) tick() {
 }
 
 // loopOnMemory compares the delivery loop with the in-memory broker alone.
-func loopOnMemory(n int) pair {
+func loopOnMemory(name string) (pair, error) {
+	const n = 200_000
 	fresh := func() (setup, *memory.Server, error) {
 		server := memory.New(memory.Options{})
 		s := setup{driver: memory.Driver(server), kind: config.Broker{Kind: "memory"}, prefetch: 100}
@@ -115,7 +116,7 @@ func loopOnMemory(n int) pair {
 		return s, server, server.Put("bench", msgs...)
 	}
 	return pair{
-		name: "loop on memory, no-op handler", maxCPU: 1500, maxAllocs: 4,
+		name: name, maxCPU: 1500, maxAllocs: 4,
 		ours: func() (sample, error) {
 			s, _, err := fresh()
 			if err != nil {
@@ -156,5 +157,5 @@ func loopOnMemory(n int) pair {
 			}
 			return stop(), nil
 		},
-	}
+	}, nil
 }

@@ -14,9 +14,14 @@ func main() {
 	only := flag.String("only", "", "run only comparisons whose name contains this")
 	flag.Parse()
 	failed := false
-	for _, p := range comparisons() {
-		if !strings.Contains(p.name, *only) {
+	for _, l := range comparisons() {
+		if !strings.Contains(l.name, *only) {
 			continue
+		}
+		p, err := l.make(l.name)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", l.name+":", err)
+			os.Exit(1)
 		}
 		r, err := measure(os.Stderr, p, *couples)
 		if err != nil {
@@ -31,6 +36,6 @@ func main() {
 	}
 }
 
-func comparisons() []pair {
-	return []pair{loopOnMemory(200_000)}
+func comparisons() []lazyPair {
+	return append([]lazyPair{{"loop on memory, no-op handler", loopOnMemory}}, rabbitPairs()...)
 }

@@ -15,6 +15,8 @@ type sample struct {
 	cpu    time.Duration // of this process, user and system
 	allocs uint64
 	n      int
+	p50    time.Duration // latency, where it is measured
+	p99    time.Duration
 }
 
 func (s sample) perSecond() float64 { return float64(s.n) / s.wall.Seconds() }
@@ -57,6 +59,14 @@ type pair struct {
 	goal float64
 	// maxCPU and maxAllocs bound what ours may cost above the baseline, in ns and allocations a message; 0: no bound.
 	maxCPU, maxAllocs float64
+	// latency is what the ratios of the median and the 99th percentile may reach; 0: latency is not measured.
+	latency float64
+}
+
+// lazyPair is set up when it is about to run.
+type lazyPair struct {
+	name string
+	make func(name string) (pair, error)
 }
 
 // result is a pair measured.
@@ -65,6 +75,7 @@ type result struct {
 	ratios         []float64
 	our, base      []sample
 	cpuOver, alloc float64
+	p50s, p99s     []float64
 }
 
 // measure alternates the two, so that both meet the same drifts of the machine, and keeps the ratio of each couple.
@@ -84,6 +95,10 @@ func measure(out io.Writer, p pair, couples int) (result, error) {
 		}
 		r.our, r.base = append(r.our, a), append(r.base, b)
 		r.ratios = append(r.ratios, a.perSecond()/b.perSecond())
+		if p.latency > 0 {
+			r.p50s = append(r.p50s, float64(a.p50)/float64(b.p50))
+			r.p99s = append(r.p99s, float64(a.p99)/float64(b.p99))
+		}
 		fmt.Fprintf(out, "\r%-52s %2d/%d", p.name, i, couples)
 	}
 	fmt.Fprint(out, "\r")
@@ -94,10 +109,17 @@ func measure(out io.Writer, p pair, couples int) (result, error) {
 
 // ok says whether every goal is met.
 func (r result) ok() bool {
+	if r.latency > 0 && (median(r.p50s) > r.latency || median(r.p99s) > r.latency) {
+		return false
+	}
 	return (r.goal == 0 || median(r.ratios) >= r.goal) && (r.maxCPU == 0 || r.cpuOver <= r.maxCPU) && (r.maxAllocs == 0 || r.alloc <= r.maxAllocs)
 }
 
 func (r result) print(out io.Writer) {
+	if r.latency > 0 {
+		r.printLatency(out)
+		return
+	}
 	q := slices.Sorted(slices.Values(r.ratios))
 	verdict := "ok"
 	if !r.ok() {
@@ -117,6 +139,20 @@ func (r result) print(out io.Writer) {
 		r.name, median(r.ratios), q[len(q)/10], q[len(q)-1-len(q)/10], goal, medianOf(r.our, sample.perSecond), medianOf(r.base, sample.perSecond),
 		medianOf(r.our, sample.cpuEach), medianOf(r.base, sample.cpuEach), r.cpuOver,
 		medianOf(r.our, sample.allocsEach), medianOf(r.base, sample.allocsEach), r.alloc, verdict)
+}
+
+func (r result) printLatency(out io.Writer) {
+	ms := func(ss []sample, f func(sample) time.Duration) float64 {
+		return medianOf(ss, func(s sample) float64 { return f(s).Seconds() * 1000 })
+	}
+	p50 := func(s sample) time.Duration { return s.p50 }
+	p99 := func(s sample) time.Duration { return s.p99 }
+	verdict := "ok"
+	if !r.ok() {
+		verdict = "MISSED"
+	}
+	fmt.Fprintf(out, "%-46s p50 ratio %.2f (%.2f vs %.2f ms) p99 ratio %.2f (%.2f vs %.2f ms) goal ≤%.2f | %s\n",
+		r.name, median(r.p50s), ms(r.our, p50), ms(r.base, p50), median(r.p99s), ms(r.our, p99), ms(r.base, p99), r.latency, verdict)
 }
 
 func medianOf(ss []sample, f func(sample) float64) float64 {

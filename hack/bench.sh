@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Runs the comparisons of ./bench against a RabbitMQ server that lives as long as this script.
+# Runs the comparisons of ./bench against a RabbitMQ server that lives as long as this script. PAIRS is how many measured
+# couples each takes, ONLY limits them to names that contain it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p .cache
 go build -o .cache/servers ./hack/servers
-.cache/servers -rabbitmq go test ./bench/... -run '^$' -bench "${BENCH:-.}" -benchtime "${BENCHTIME:-1x}" -timeout 60m -v
+go build -o .cache/bench ./bench
+.cache/servers -rabbitmq .cache/bench -pairs "${PAIRS:-15}" -only "${ONLY:-}"
