@@ -51,12 +51,17 @@ type brokerScope struct {
 
 // Reconcile makes one pass.
 func (r *brokerReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	return again(r.reconcile(ctx, req))
+}
+
+func (r *brokerReconciler) reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	b := &v1alpha1.Broker{}
 	if err := r.client.Get(ctx, req.NamespacedName, b); err != nil {
 		if client.IgnoreNotFound(err) != nil {
 			return ctrl.Result{}, err
 		}
 		r.pool.removeOthers(req.NamespacedName, "")
+		r.written.forget(b, req.NamespacedName)
 		return ctrl.Result{}, nil
 	}
 	if err := r.written.latest(ctx, r.live, b); err != nil {
@@ -67,15 +72,10 @@ func (r *brokerReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 	if !b.DeletionTimestamp.IsZero() {
 		return r.reconcileDelete(ctx, s)
 	}
-	if !controllerutil.ContainsFinalizer(b, v1alpha1.FinalizerBroker) {
-		if err := r.setFinalizer(ctx, b, v1alpha1.FinalizerBroker, true); err != nil {
-			return ctrl.Result{}, err
-		}
-	}
-	if err := r.connect(ctx, s); err != nil {
+	if err := r.keepDependents(ctx, s); err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := r.countDependents(ctx, s); err != nil {
+	if err := r.connect(ctx, s); err != nil {
 		return ctrl.Result{}, err
 	}
 	return ctrl.Result{RequeueAfter: s.after}, r.write(ctx, s)
@@ -111,14 +111,16 @@ func sorted(c []metav1.Condition) []metav1.Condition {
 	return c
 }
 
-func (r *brokerReconciler) countDependents(ctx context.Context, s *brokerScope) error {
+// keepDependents counts the Topologies on a Broker, and has a finalizer only while there are any: a Broker that nobody
+// uses goes at once, also when the operator is not there any more.
+func (r *brokerReconciler) keepDependents(ctx context.Context, s *brokerScope) error {
 	topologies, err := r.dependents(ctx, client.ObjectKeyFromObject(s.broker))
 	if err != nil {
 		return err
 	}
 	n := int32(min(len(topologies), 1<<30)) //nolint:gosec // bounded
 	s.status.Dependents = &n
-	return nil
+	return r.setFinalizer(ctx, s.broker, v1alpha1.FinalizerBroker, n > 0)
 }
 
 // dependents are the Topologies that refer to a Broker, read-only.
@@ -151,7 +153,6 @@ func (r *brokerReconciler) reconcileDelete(ctx context.Context, s *brokerScope) 
 		}
 		r.pool.remove(b.UID)
 		r.failures.forget(b.UID)
-		r.written.forget(b.UID)
 		return ctrl.Result{}, r.setFinalizer(ctx, b, v1alpha1.FinalizerBroker, false)
 	}
 	if err := r.connect(ctx, s); err != nil {
@@ -198,7 +199,7 @@ func (d *deps) setFinalizer(ctx context.Context, obj client.Object, name string,
 	if err := d.client.Patch(ctx, obj, patch); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("set finalizer: %w", err))
 	}
-	if on {
+	if on || obj.GetDeletionTimestamp().IsZero() { // else it is gone
 		d.written.record(obj, obj.GetResourceVersion())
 	}
 	return nil

@@ -220,7 +220,7 @@ func setupBroker(mgr ctrl.Manager, d *deps, _ Options) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("broker").
 		For(&v1alpha1.Broker{}, builder.WithPredicates(specOrDeletion())).
-		Watches(&v1alpha1.Topology{}, brokersOfGoneTopologies()).
+		Watches(&v1alpha1.Topology{}, d.dependentEvents()).
 		WatchesMetadata(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(d.brokersOfSecret)).
 		WatchesRawSource(source.Func(d.brokers.start)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4, RateLimiter: rateLimiter()}).

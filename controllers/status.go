@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/shove-dev/shove/api/v1alpha1"
 )
@@ -140,30 +143,40 @@ func gone(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConf
 // has not seen the last write.
 type written struct {
 	mu       sync.Mutex
-	versions map[types.UID]string
+	versions map[writtenKey]string
+}
+
+type writtenKey struct {
+	kind reflect.Type
+	name types.NamespacedName
+}
+
+func keyOf(obj client.Object) writtenKey {
+	return writtenKey{reflect.TypeOf(obj), client.ObjectKeyFromObject(obj)}
 }
 
 func (w *written) record(obj client.Object, version string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.versions == nil {
-		w.versions = map[types.UID]string{}
+		w.versions = map[writtenKey]string{}
 	}
-	w.versions[obj.GetUID()] = version
+	w.versions[keyOf(obj)] = version
 }
 
-func (w *written) forget(uid types.UID) {
+// forget drops what is known of an object of that kind and name.
+func (w *written) forget(kind client.Object, name types.NamespacedName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.versions, uid)
+	delete(w.versions, writtenKey{reflect.TypeOf(kind), name})
 }
 
 // latest reads obj again, past the cache, where the cache is behind what this process wrote.
 func (w *written) latest(ctx context.Context, live client.Reader, obj client.Object) error {
 	w.mu.Lock()
-	version, ok := w.versions[obj.GetUID()]
+	version, ok := w.versions[keyOf(obj)]
 	if ok && !older(obj.GetResourceVersion(), version) {
-		delete(w.versions, obj.GetUID())
+		delete(w.versions, keyOf(obj))
 		ok = false
 	}
 	w.mu.Unlock()
@@ -216,4 +229,13 @@ func ignoreGone(err error) error {
 		return nil
 	}
 	return err
+}
+
+// again is the outermost layer of a pass: somebody else having written the object in the meantime is no error, the
+// pass is made again with what they wrote.
+func again(res reconcile.Result, err error) (reconcile.Result, error) {
+	if apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: 200 * time.Millisecond}, nil
+	}
+	return res, err
 }

@@ -190,12 +190,24 @@ func (r *topologyReconciler) warn(_ context.Context, s *topologyScope) (verdict,
 // makes no call.
 func (r *topologyReconciler) awaitBroker(_ context.Context, s *topologyScope) (verdict, error) {
 	b := s.broker
-	ready := meta.FindStatusCondition(b.Status.Conditions, v1alpha1.ConditionReady)
-	if ready != nil && ready.Status == metav1.ConditionTrue && b.DeletionTimestamp.IsZero() && s.entry.up() {
-		s.conds.true(v1alpha1.ConditionBrokerReady, v1alpha1.ReasonBrokerReady, fmt.Sprintf("Broker %s/%s is connected", b.Namespace, b.Name))
-		return next, nil
+	switch {
+	case !meta.IsStatusConditionTrue(b.Status.Conditions, v1alpha1.ConditionReady) || !b.DeletionTimestamp.IsZero():
+		return s.brokerNotReady(), nil
+	case !s.entry.up():
+		return s.await(), nil
 	}
-	return s.brokerNotReady(), nil
+	s.conds.true(v1alpha1.ConditionBrokerReady, v1alpha1.ReasonBrokerReady, fmt.Sprintf("Broker %s/%s is connected", b.Namespace, b.Name))
+	return next, nil
+}
+
+// await ends a pass without a word: the Broker's status says that it is ready, and the connection is lost, or not made
+// yet by an operator that has just started. Either the Broker's status will say otherwise, or the connection comes
+// back, and the Topology is looked at again in both cases. So a connection that was lost for a moment, and a restart
+// of the operator, change no object.
+func (s *topologyScope) await() verdict {
+	s.hold = true
+	s.within(jitter(probeInterval))
+	return stop
 }
 
 // brokerNotReady ends a pass that the Broker's state does not allow.

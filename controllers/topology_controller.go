@@ -48,6 +48,8 @@ type topologyScope struct {
 	after time.Duration
 	// again asks for another pass at once, from the status that this one wrote.
 	again bool
+	// hold leaves the status as it is: the state of the broker is not known, and its Broker will tell.
+	hold bool
 }
 
 func (s *topologyScope) key() client.ObjectKey { return client.ObjectKeyFromObject(s.topo) }
@@ -99,6 +101,10 @@ const maxPasses = 3
 
 // Reconcile makes one pass, or two where the first one had to be written before the second.
 func (r *topologyReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	return again(r.reconcile(ctx, req))
+}
+
+func (r *topologyReconciler) reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	t := &v1alpha1.Topology{}
 	if err := r.client.Get(ctx, req.NamespacedName, t); err != nil {
 		if client.IgnoreNotFound(err) == nil {
@@ -115,6 +121,9 @@ func (r *topologyReconciler) Reconcile(ctx context.Context, req ctrl.Request) (c
 		s = r.scope(t)
 		if err := r.pass(ctx, s); err != nil {
 			return ctrl.Result{}, err
+		}
+		if s.hold {
+			break
 		}
 		if err := r.write(ctx, s); err != nil {
 			return ctrl.Result{}, ignoreGone(err)
@@ -196,6 +205,7 @@ func (r *topologyReconciler) forget(key client.ObjectKey) {
 	for _, e := range r.pool.all() {
 		e.observer.untrack(key)
 	}
+	r.written.forget(&v1alpha1.Topology{}, key)
 	r.metrics.forgetTopology(key)
 	r.quietSince.forget(key)
 	r.checked.forget(key)

@@ -98,7 +98,7 @@ func (r *topologyReconciler) declare(ctx context.Context, s *topologyScope) (ver
 	if seen.DriftKnown && len(seen.Warnings) > 0 {
 		s.conds.warn(v1alpha1.ConditionMessagesAtRisk, plain(errors.New(strings.Join(seen.Warnings, "; "))))
 	}
-	if fixed := conflict(seen); fixed != nil && !s.topo.Spec.External {
+	if fixed := conflict(seen); fixed != nil {
 		return s.immutable(fixed), nil
 	}
 	missing := differences(seen)
@@ -116,6 +116,7 @@ func (r *topologyReconciler) declare(ctx context.Context, s *topologyScope) (ver
 	if len(missing) > 0 && s.wasDeclared() {
 		repaired = strings.Join(missing, "; ")
 		r.metrics.repairs.WithLabelValues(s.topo.Namespace, s.topo.Name).Inc()
+		s.within(jitter(resyncOf(s.broker))) // then the condition says that all is well again
 		s.notes = append(s.notes, warning(EventDrifted, actionDeclare, "repaired on the broker: "+repaired))
 	}
 	r.checked.set(s.key(), s.verification())
@@ -215,7 +216,7 @@ func (r *topologyReconciler) failed(s *topologyScope, err error) verdict {
 	text := plain(err)
 	switch {
 	case errors.Is(err, broker.ErrUnavailable), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return s.brokerNotReady()
+		return s.await()
 	case errors.Is(err, broker.ErrNotFound):
 		s.within(jitter(missingRetry))
 		reason := v1alpha1.ReasonExchangeNotFound

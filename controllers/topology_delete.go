@@ -211,7 +211,6 @@ func (r *topologyReconciler) leave(ctx context.Context, s *topologyScope, why st
 // finish removes the finalizer. The events are sent with what follows.
 func (r *topologyReconciler) finish(ctx context.Context, s *topologyScope) error {
 	r.forget(s.key())
-	r.written.forget(s.topo.UID)
 	s.after = 0
 	err := r.setFinalizer(ctx, s.topo, v1alpha1.FinalizerTopology, false)
 	if err != nil {

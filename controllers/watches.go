@@ -3,11 +3,12 @@ package controllers
 import (
 	"context"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -103,11 +104,23 @@ func serverOf(t *v1alpha1.Topology) string {
 	return t.Status.Declared.ServerID
 }
 
-// brokersOfGoneTopologies looks at a Broker when one of its Topologies is gone: it may be waiting for that.
-func brokersOfGoneTopologies() handler.EventHandler {
-	return handler.Funcs{DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) {
-		addWithPriority(q, render.BrokerKey(e.Object.(*v1alpha1.Topology)), priorityLater)
-	}}
+// dependentEvents looks at a Broker when its first Topology comes, and when one goes that it waits for. The number in
+// its status follows at its own pace.
+func (d *deps) dependentEvents() handler.EventHandler {
+	add := func(ctx context.Context, o client.Object, q queue, when func(*v1alpha1.Broker) bool) {
+		key := render.BrokerKey(o.(*v1alpha1.Topology))
+		if b, err := d.getBroker(ctx, key); err == nil && b != nil && when(b) {
+			addWithPriority(q, key, priorityLater)
+		}
+	}
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
+			add(ctx, e.Object, q, func(b *v1alpha1.Broker) bool { return !controllerutil.ContainsFinalizer(b, v1alpha1.FinalizerBroker) })
+		},
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
+			add(ctx, e.Object, q, func(b *v1alpha1.Broker) bool { return !b.DeletionTimestamp.IsZero() })
+		},
+	}
 }
 
 // brokersOfSecret are the Brokers whose connection needs a Secret.
@@ -157,11 +170,11 @@ func requests[T any](items []T, object func(*T) client.Object) []reconcile.Reque
 func (d *deps) delivered(g *v1alpha1.ConsumerGroup, t *v1alpha1.Topology) string {
 	c := meta.FindStatusCondition(g.Status.Conditions, v1alpha1.ConditionConfigDelivered)
 	switch {
-	case c == nil, equality.Semantic.DeepEqual(c.Status, ""):
+	case c == nil:
 		return "ConsumerGroup " + g.Name + " has not rendered its configuration yet"
-	case c.Status == "Unknown":
+	case c.Status == metav1.ConditionUnknown:
 		return "the pods of ConsumerGroup " + g.Name + " do not report their configuration"
-	case c.Status != "True", g.Status.TopologyGeneration != t.Generation:
+	case c.Status != metav1.ConditionTrue, g.Status.TopologyGeneration != t.Generation:
 		return "not all pods of ConsumerGroup " + g.Name + " report the new configuration"
 	}
 	return ""
