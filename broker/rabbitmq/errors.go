@@ -56,6 +56,8 @@ func classify(err error) error {
 // all the connections it may have.
 func notAllowed(reason string) error {
 	switch {
+	case strings.Contains(reason, "limit"):
+		return broker.ErrUnavailable
 	case strings.Contains(reason, "not found"):
 		return broker.ErrNotFound
 	case strings.Contains(reason, "refused"):
