@@ -61,7 +61,7 @@ type settings struct {
 
 // needsSession says whether going from one setting to the other takes another subscription.
 func (s *settings) needsSession(n *settings) bool {
-	return s.prefetch != n.prefetch || s.options.Concurrency != n.options.Concurrency || s.lease != n.lease || s.paused != n.paused ||
+	return s.prefetch != n.prefetch || s.options.Concurrency != n.options.Concurrency || s.lease != n.lease || s.paused != n.paused || !s.broker.SameConnection(n.broker) ||
 		s.decl.Topology.Queue != n.decl.Topology.Queue || s.decl.Topology.Source != n.decl.Topology.Source ||
 		s.decl.Topology.DeadLetter != n.decl.Topology.DeadLetter || !equalHolds(s.decl, n.decl)
 }

@@ -34,7 +34,8 @@ type publishSlot struct {
 // openPublisher is closed when it was replaced and nobody publishes through it any more.
 type openPublisher struct {
 	broker.Publisher
-	users sync.WaitGroup
+	users         sync.WaitGroup
+	releaseClient func()
 }
 
 func (t *publishTargets) slot(name string) *publishSlot {
@@ -114,24 +115,26 @@ func (r *Runtime) refill(ctx context.Context, s *publishSlot, cfg *config.Runtim
 	if err != nil {
 		return err
 	}
-	if s.open == nil || !reflect.DeepEqual(s.decl, decl) || s.broker.Name != b.Name {
-		client, err := r.client(ctx, b)
+	if s.open == nil || !reflect.DeepEqual(s.decl, decl) || !s.broker.SameConnection(b) {
+		client, release, err := r.client(ctx, b)
 		if err != nil {
 			return fmt.Errorf("publish to topology %q: %w", name, err)
 		}
 		if r.declare { // Run may not have come to it yet
 			if err := r.declareTopology(ctx, b, decl); err != nil {
+				release()
 				return fmt.Errorf("publish to topology %q: %w", name, err)
 			}
 		}
 		p, err := client.Publisher(ctx, decl)
 		if err != nil {
+			release()
 			return fmt.Errorf("publish to topology %q: %w", name, err)
 		}
 		if s.open != nil {
 			r.retire(s.open)
 		}
-		s.open = &openPublisher{Publisher: p}
+		s.open = &openPublisher{Publisher: p, releaseClient: release}
 	}
 	s.cfg, s.decl, s.broker, s.limit = cfg, decl, b, entry.MaxMessageSize
 	return nil
@@ -155,6 +158,7 @@ func (r *Runtime) declareTopology(ctx context.Context, b config.Broker, decl bro
 func (r *Runtime) retire(p *openPublisher) {
 	r.spawn(nil, func() {
 		p.users.Wait()
+		defer p.releaseClient()
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		if err := p.Close(ctx); err != nil {

@@ -9,7 +9,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -35,7 +34,7 @@ type Runtime struct {
 	onError    OnError
 
 	mu        sync.Mutex
-	clients   map[string]broker.Client // by broker name
+	clients   map[string]*sharedClient // by broker name
 	consumers []*consumer
 	reloadErr error
 	restart   []string
@@ -50,7 +49,7 @@ type Runtime struct {
 // New puts a Runtime together. It reads the configuration and checks it against the handlers, and connects to nothing.
 func New(opts ...Option) (*Runtime, error) {
 	r := &Runtime{
-		drivers: map[topology.Kind]broker.Driver{}, clients: map[string]broker.Client{}, log: slog.Default(),
+		drivers: map[topology.Kind]broker.Driver{}, clients: map[string]*sharedClient{}, log: slog.Default(),
 		registerer: prometheus.DefaultRegisterer, httpAddr: defaultHTTPAddr(), values: context.Background(), failure: make(chan error, 1),
 	}
 	for _, o := range opts {
@@ -221,32 +220,6 @@ func (r *Runtime) settingsFor(cfg *config.RuntimeConfig, c *consumer) (*settings
 	return s, nil
 }
 
-// client is the connection to a broker, shared by all that use it.
-func (r *Runtime) client(ctx context.Context, b config.Broker) (broker.Client, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if c, ok := r.clients[b.Name]; ok {
-		return c, nil
-	}
-	if r.closed {
-		return nil, fmt.Errorf("the runtime ended: %w", broker.ErrClosed)
-	}
-	driver, ok := r.drivers[b.Kind]
-	if !ok {
-		return nil, fmt.Errorf("no driver for %s: %w: add runtime.Drivers(%s.Driver)", b.Kind, broker.ErrUnsupported, b.Kind)
-	}
-	cfg, err := r.connection(b)
-	if err != nil {
-		return nil, err
-	}
-	c, err := driver.OpenClient(ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
-	r.clients[b.Name] = c
-	return c, nil
-}
-
 func (r *Runtime) connection(b config.Broker) (broker.Config, error) {
 	cfg := broker.Config{Endpoint: b.Endpoint, Name: "shove " + r.pod, Logger: r.log.With("broker", b.Name)}
 	if b.CredentialsDir != "" {
@@ -307,20 +280,3 @@ func (r *Runtime) Ready() bool {
 
 // Version is the version of shove that is linked in. It is set at build time.
 var Version = "dev"
-
-// closeClients ends every connection.
-func (r *Runtime) closeClients() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	var errs []error
-	for name, c := range r.clients {
-		if err := c.Close(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("close the connection to %q: %w", name, err))
-		}
-	}
-	clear(r.clients)
-	r.closed = true
-	return errors.Join(errs...)
-}

@@ -23,6 +23,8 @@ type session struct {
 	sub   broker.Subscription
 	lease time.Duration
 	queue string
+	// releaseClient tells that this session is done with its connection.
+	releaseClient func()
 
 	// over: the deliveries are lost or handed back; nothing is settled any more.
 	over atomic.Bool
@@ -45,8 +47,8 @@ type session struct {
 	wg   sync.WaitGroup
 }
 
-func newSession(c *consumer, sub broker.Subscription, set *settings) *session {
-	s := &session{c: c, sub: sub, lease: set.lease, queue: set.decl.Topology.Source, idle: make(chan struct{}, 1), ended: make(chan struct{}),
+func newSession(c *consumer, sub broker.Subscription, set *settings, release func()) *session {
+	s := &session{c: c, sub: sub, releaseClient: release, lease: set.lease, queue: set.decl.Topology.Source, idle: make(chan struct{}, 1), ended: make(chan struct{}),
 		stopped: make(chan struct{}), waiting: map[*task]*time.Timer{}}
 	if c.role == broker.ReadDeadLetter {
 		s.queue = set.decl.Topology.DeadLetter
@@ -333,6 +335,7 @@ func (s *session) close() {
 		for _, t := range s.settler.rest() {
 			s.drop(t)
 		}
+		s.releaseClient()
 	})
 }
 

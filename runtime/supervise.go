@@ -94,11 +94,11 @@ var errReload = errors.New("reload")
 // session runs one subscription to its end.
 func (c *consumer) session(ctx context.Context, poke chan<- struct{}) error {
 	set := c.settings.Load()
-	sub, err := c.subscribe(ctx, set)
+	sub, release, err := c.subscribe(ctx, set)
 	if err != nil {
 		return err
 	}
-	s := newSession(c, sub, set)
+	s := newSession(c, sub, set, release)
 	receiveCtx, stopReceiving := context.WithCancel(ctx)
 	defer stopReceiving()
 	received := s.start(receiveCtx)
@@ -130,18 +130,22 @@ func (c *consumer) session(ctx context.Context, poke chan<- struct{}) error {
 	}
 }
 
-func (c *consumer) subscribe(ctx context.Context, set *settings) (broker.Subscription, error) {
+func (c *consumer) subscribe(ctx context.Context, set *settings) (sub broker.Subscription, release func(), err error) {
 	c.state.set(StateConnecting, nil)
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
-	client, err := c.rt.client(ctx, set.broker)
+	client, release, err := c.rt.client(ctx, set.broker)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return client.Subscribe(ctx, broker.Subscribe{
+	sub, err = client.Subscribe(ctx, broker.Subscribe{
 		Declaration: set.decl, Role: c.role, Prefetch: set.prefetch, Concurrency: min(set.options.Concurrency, set.prefetch),
 		Lease: set.lease, Consumer: c.rt.pod, Logger: c.log,
 	})
+	if err != nil {
+		release()
+	}
+	return sub, release, err
 }
 
 // drain ends a session at shutdown: it stops fetching, gives back what was not begun, lets running handlers finish

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"time"
 
 	"github.com/shove-dev/shove/broker"
@@ -61,6 +62,12 @@ func (b Broker) CredentialFile(key string) string {
 		return ""
 	}
 	return filepath.Join(b.CredentialsDir, b.CredentialsPrefix+key)
+}
+
+// SameConnection says whether two entries lead to the same connection: all but the defaults are equal.
+func (b Broker) SameConnection(other Broker) bool {
+	b.ConsumerDefaults, other.ConsumerDefaults = Options{}, Options{}
+	return reflect.DeepEqual(b, other)
 }
 
 // TLS names files.
