@@ -16,7 +16,7 @@ import (
 	"github.com/shove-dev/shove/runtime/config"
 )
 
-func TestN1_Drain(t *testing.T) {
+func TestN1_N3_Drain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
 		var started, finished atomic.Int32
