@@ -112,18 +112,18 @@ func (c *consumer) replaceOverdue(now time.Time) time.Duration {
 	return sleep
 }
 
-// abandonRunning gives up on every running handler of a session: what they return is dropped, the broker redelivers
-// their messages (H6, N1). It returns how many there were.
+// abandonRunning gives up on every running handler of a session, of all sessions where it is nil: what they return is
+// dropped, the broker redelivers their messages (H6, N1). It returns how many there were.
 func (c *consumer) abandonRunning(s *session) int {
 	c.mu.Lock()
 	workers := slices.Clone(c.workers)
 	c.mu.Unlock()
 	n := 0
 	for _, w := range workers {
-		if t := w.current.Load(); t != nil && t.s == s && c.overrule(w, t, time.Now(), context.Canceled, settle.Release) {
+		if t := w.current.Load(); t != nil && (s == nil || t.s == s) && c.overrule(w, t, time.Now(), context.Canceled, settle.Release) {
 			n++
 			c.log.Warn("gave up on a handler at the end of the drain; the broker redelivers its message", "message", t, "running", time.Since(t.started))
-			s.drop(t)
+			t.s.drop(t)
 		}
 	}
 	return n

@@ -36,7 +36,8 @@ func (c *consumer) run(ctx context.Context) error {
 	poke := make(chan struct{}, 1)
 	c.rt.spawn(&c.wg, func() { c.watchDeadlines(watchCtx, poke) })
 	defer func() {
-		c.retired.Wait() // bounded by their own drain
+		c.retired.Wait()      // bounded by their own drain
+		c.abandonRunning(nil) // handlers of sessions that were lost: their outcome goes nowhere, but they must end
 		stopWatch()
 		c.wg.Wait()
 		c.queue.close()

@@ -42,7 +42,22 @@ func (s *Server) Put(queue string, msgs ...Raw) error {
 func (s *Server) Peek(queue string) []Raw {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.peek(s.queues[queue])
+}
+
+// Take returns the ready messages of a queue in order and removes them.
+func (s *Server) Take(queue string) []Raw {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	q := s.queues[queue]
+	raw := s.peek(q)
+	for range raw {
+		q.pop()
+	}
+	return raw
+}
+
+func (s *Server) peek(q *queue) []Raw {
 	if q == nil {
 		return nil
 	}
