@@ -41,10 +41,11 @@ func KeepFixed(current, next *RuntimeConfig) *RuntimeConfig {
 	m.Brokers, m.Topologies = slices.Clone(next.Brokers), slices.Clone(next.Topologies)
 	for i, b := range m.Brokers {
 		if old, ok := current.Broker(b.Name); ok {
-			b.ConsumerDefaults = keepDefaults(next, b.Name, old.ConsumerDefaults, b.ConsumerDefaults)
-			if old.Kind != b.Kind {
-				b.Kind, b.Endpoint, b.CredentialsDir, b.TLS = old.Kind, old.Endpoint, old.CredentialsDir, old.TLS
+			defaults := keepDefaults(next, b.Name, old.ConsumerDefaults, b.ConsumerDefaults)
+			if old.Kind != b.Kind { // the rest of the entry belongs to the kind
+				b = old
 			}
+			b.ConsumerDefaults = defaults
 			m.Brokers[i] = b
 		}
 	}
