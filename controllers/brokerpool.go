@@ -32,6 +32,8 @@ type brokerPool struct {
 	metrics *operatorMetrics
 	// lost is told once that a Broker's connection failed, by a goroutine that must not be kept.
 	lost func(types.NamespacedName)
+	// byHand leaves the reading at intervals to the caller; tests use it.
+	byHand bool
 
 	mu      sync.Mutex
 	entries map[types.UID]*brokerEntry
@@ -102,7 +104,9 @@ func (p *brokerPool) ensure(ctx context.Context, uid types.UID, name types.Names
 		e = &brokerEntry{pool: p, uid: uid, name: name, declares: make(chan struct{}, maxDeclares)}
 		e.observer = newObserver(e, p.clock)
 		p.entries[uid] = e
-		p.work.Go(func() { e.observer.run(p.ctx) })
+		if !p.byHand {
+			p.work.Go(func() { e.observer.run(p.ctx) })
+		}
 	}
 	p.mu.Unlock()
 	e.swap(&connection{admin: admin, key: key})

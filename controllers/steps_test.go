@@ -58,6 +58,7 @@ func (c *cluster) stepper(o Options) *stepper {
 	if s.deps, err = newDeps(mgr, o); err != nil {
 		t.Fatal(err)
 	}
+	s.deps.pool.byHand = true
 	s.cached = mgr.GetClient()
 	s.deps.client = s.writes.around(t, c, mgr.GetClient())
 	s.deps.events = s.notes
