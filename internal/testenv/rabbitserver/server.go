@@ -90,7 +90,7 @@ func (s *Server) Restart(ctx context.Context) error {
 	if err := s.how.start(s); err != nil {
 		return fmt.Errorf("starting RabbitMQ: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	for {
 		err := s.ready(ctx)
