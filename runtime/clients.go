@@ -26,13 +26,20 @@ const closeClientTimeout = 10 * time.Second
 func (r *Runtime) client(ctx context.Context, b config.Broker) (c broker.Client, release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.closed {
+		return nil, nil, fmt.Errorf("the runtime ended: %w", broker.ErrClosed)
+	}
 	shared := r.clients[b.Name]
 	if shared == nil || !shared.entry.SameConnection(b) {
+		driver, ok := r.drivers[b.Kind]
+		if !ok {
+			return nil, nil, fmt.Errorf("no driver for %s: %w: add runtime.Drivers(%s.Driver)", b.Kind, broker.ErrUnsupported, b.Kind)
+		}
 		cfg, err := r.connection(b)
 		if err != nil {
 			return nil, nil, err
 		}
-		opened, err := r.drivers[b.Kind].OpenClient(ctx, cfg)
+		opened, err := driver.OpenClient(ctx, cfg)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -81,5 +88,6 @@ func (r *Runtime) closeClients() error {
 		}
 	}
 	clear(r.clients)
+	r.closed = true
 	return errors.Join(errs...)
 }
