@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
+	"strconv"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -72,7 +74,7 @@ func splitURL(url string) (bare, user, password string, err error) {
 	if err != nil {
 		return "", "", "", err
 	}
-	return fmt.Sprintf("amqp://%s:%d/%s", u.Host, u.Port, vhostPath(u.Vhost)), u.Username, u.Password, nil
+	return "amqp://" + net.JoinHostPort(u.Host, strconv.Itoa(u.Port)) + "/" + vhostPath(u.Vhost), u.Username, u.Password, nil
 }
 
 func vhostPath(v string) string {

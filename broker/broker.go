@@ -56,7 +56,10 @@ type Credentials struct {
 	AccessKeyID, SecretAccessKey, SessionToken string
 }
 
-func (Credentials) String() string   { return "(credentials)" }
+// String hides the secrets from %v.
+func (Credentials) String() string { return "(credentials)" }
+
+// GoString hides the secrets from %#v.
 func (Credentials) GoString() string { return "(credentials)" }
 
 // Declaration is a topology together with what only one driver understands.

@@ -1,7 +1,6 @@
 package controllers
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"strings"
@@ -166,7 +165,7 @@ func (w *workload) graceOwners() (us bool, others []string) {
 			continue
 		}
 		var set fieldpath.Set
-		if err := set.FromJSON(bytes.NewReader(m.FieldsV1.Raw)); err != nil || !set.Has(gracePath) {
+		if err := set.FromJSON(m.FieldsV1.GetRawReader()); err != nil || !set.Has(gracePath) {
 			continue
 		}
 		if isOurs(m) {
@@ -249,7 +248,7 @@ func (s *injectScope) chooseGrace(in render.Injection, carried runtime.ApplyConf
 
 // refused turns an error of the apply into the outcome, where trying again would change nothing.
 func (s *injectScope) refused(err error) error {
-	status, ok := err.(apierrors.APIStatus) //nolint:errorlint // as client.Apply returns it
+	status, ok := err.(apierrors.APIStatus)
 	if !ok {
 		return fmt.Errorf("inject into %s: %w", s.target, err)
 	}

@@ -179,7 +179,7 @@ func (h *audited[T]) Handle(ctx context.Context, msg T, m *Metadata) Outcome {
 	defer func() {
 		// Not recovered: the loop needs the panic with its stack.
 		if !returned && !m.overruled() {
-			h.auditor.ended(ctx, rec, AuditPanic, Retry)
+			_ = h.auditor.ended(ctx, rec, AuditPanic, Retry) // a panic is a retry already; the sink's failure was logged
 		}
 	}()
 	o := h.inner.Handle(WithTrace(ctx, rec.TraceID), msg, m)
@@ -202,14 +202,14 @@ func (h *auditedDead[T]) HandleDead(ctx context.Context, msg T, m *DeadMetadata)
 	returned := false
 	defer func() {
 		if !returned && !m.overruled() {
-			h.auditor.ended(ctx, rec, AuditPanic, Retry)
+			_ = h.auditor.ended(ctx, rec, AuditPanic, Retry) // a panic is a retry already; the sink's failure was logged
 		}
 	}()
 	h.inner.HandleDead(WithTrace(ctx, rec.TraceID), msg, m)
 	returned = true
 	if !m.overruled() {
 		rec.Outcome = "handled"
-		h.auditor.ended(ctx, rec, AuditHandled, settle.Outcome{})
+		_ = h.auditor.ended(ctx, rec, AuditHandled, settle.Outcome{}) // acked all the same (E5); the sink's failure was logged
 	}
 }
 

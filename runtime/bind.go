@@ -76,8 +76,8 @@ func DrainDead(topology string, opts ...HandleOption) Option {
 	}
 }
 
-func (r *Runtime) bind(topology string, role broker.Role, make func(codec.Codec) (call, error), opts []HandleOption) error {
-	b := binding{topology: topology, role: role, codec: codec.JSON, make: make}
+func (r *Runtime) bind(topology string, role broker.Role, prepare func(codec.Codec) (call, error), opts []HandleOption) error {
+	b := binding{topology: topology, role: role, codec: codec.JSON, make: prepare}
 	for _, o := range opts {
 		if err := o(&b); err != nil {
 			return fmt.Errorf("handler of %q: %w", topology, err)

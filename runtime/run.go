@@ -47,7 +47,7 @@ func Main(opts ...Option) int {
 	defer stop()
 	r, err := New(opts...)
 	if err != nil {
-		slog.Error("cannot start", "error", err)
+		slog.Error("cannot start", "error", err) //nolint:sloglint // without a runtime there is no logger of ours
 		return ExitConsumerError
 	}
 	if err := r.Run(ctx); err != nil {

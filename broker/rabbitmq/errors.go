@@ -69,7 +69,7 @@ func notAllowed(reason string) error {
 
 // scrubbed is the error with a text for people in place of the library's.
 func scrubbed(err error) error {
-	if e, ok := err.(*amqp.Error); ok {
+	if e, ok := err.(*amqp.Error); ok { //nolint:errorlint // a wrapped one has context that must stay
 		return &replyError{e}
 	}
 	return err

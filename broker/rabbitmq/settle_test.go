@@ -284,7 +284,8 @@ func TestA9_NoCopyNoAck(t *testing.T) {
 		if got := settleItem(t, err, 0); !errors.Is(got, broker.ErrUnroutable) {
 			t.Errorf("got %v, want ErrUnroutable", got)
 		}
-		if len(err.(*broker.SettleError).Items) != 1 {
+		var failed *broker.SettleError
+		if !errors.As(err, &failed) || len(failed.Items) != 1 {
 			t.Errorf("got %v, want only the first one to fail", err)
 		}
 		b.declare(orders(), "")

@@ -5,10 +5,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/shove-dev/shove/api/v1alpha1"
-	"github.com/shove-dev/shove/topology"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/shove-dev/shove/api/v1alpha1"
+	"github.com/shove-dev/shove/topology"
 )
 
 // Refusal is why a Broker may not be used, as a condition's reason and message.

@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/runtime/config"
 	"github.com/shove-dev/shove/settle"
 	"github.com/shove-dev/shove/topology"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // World is what references are resolved with. A nil result means that the object does not exist.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/shove-dev/shove/api/v1alpha1"
-	"github.com/shove-dev/shove/runtime/config"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -14,6 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	applyapps "k8s.io/client-go/applyconfigurations/apps/v1"
 	applycore "k8s.io/client-go/applyconfigurations/core/v1"
+
+	"github.com/shove-dev/shove/api/v1alpha1"
+	"github.com/shove-dev/shove/runtime/config"
 )
 
 // FieldOwner owns every field that the operator writes into a workload.

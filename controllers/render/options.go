@@ -7,12 +7,13 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/runtime/config"
 	"github.com/shove-dev/shove/settle"
 	"github.com/shove-dev/shove/topology"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Options are a layer's options in the runtime's terms; what is not set stays unset. The error is a

@@ -8,8 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/shove-dev/shove/api/v1alpha1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/shove-dev/shove/api/v1alpha1"
 )
 
 // Target is what a RuntimeConfig is rendered for: a workload, or a ConsumerGroup without one.

@@ -5,10 +5,11 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/topology"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // BrokerKey is the Broker that a Topology refers to; the namespace defaults to the Topology's own.

@@ -99,15 +99,20 @@ func (c *RuntimeConfig) Validate() error {
 			bad("consumers[%d] (%s): %w", i, k.Group, err)
 		}
 	}
+	errs = append(errs, c.validatePublish(topologies)...)
+	return errors.Join(errs...)
+}
+
+func (c *RuntimeConfig) validatePublish(topologies map[string]Topology) (errs []error) {
 	for i, p := range c.Publish {
 		if _, ok := topologies[p.Topology]; !ok {
-			bad("publish[%d].topology: no topology is called %q", i, p.Topology)
+			errs = append(errs, fmt.Errorf("publish[%d].topology: no topology is called %q", i, p.Topology))
 		}
 		if p.MaxMessageSize < 0 {
-			bad("publish[%d].maxMessageSize: %d: use 0 (the default) or more", i, p.MaxMessageSize)
+			errs = append(errs, fmt.Errorf("publish[%d].maxMessageSize: %d: use 0 (the default) or more", i, p.MaxMessageSize))
 		}
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 func (c *RuntimeConfig) brokerDefaults(name string) Options {
