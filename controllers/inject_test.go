@@ -47,6 +47,7 @@ type shop struct {
 	broker   *v1alpha1.Broker
 	topology *v1alpha1.Topology
 	pods     *fakePods
+	driver   broker.Driver
 }
 
 // fakePods answer for what pods would report.
@@ -73,7 +74,7 @@ func (f *fakePods) report(_ context.Context, p *corev1.Pod) (PodReport, error) {
 
 func openShop(t *testing.T, more ...string) *shop {
 	t.Helper()
-	s := &shop{cluster: connect(t), pods: &fakePods{reports: map[string]PodReport{}}}
+	s := &shop{cluster: connect(t), pods: &fakePods{reports: map[string]PodReport{}}, driver: rabbitInMemory()}
 	s.create(secret("rabbit-admin", map[string]string{"username": "admin", "password": secretPassword}))
 	s.open(more...)
 	s.broker, s.topology = rabbitBroker("rabbit", "amqp://rabbit.shop.svc:5672/", "http://rabbit.shop.svc:15672"), orders("orders", "rabbit")
@@ -84,7 +85,7 @@ func openShop(t *testing.T, more ...string) *shop {
 
 // open starts the operator (again).
 func (s *shop) open(more ...string) {
-	s.run(Options{Drivers: []broker.Driver{rabbitInMemory()}, Namespaces: append([]string{s.ns}, more...), PodReporter: s.pods.report})
+	s.run(Options{Drivers: []broker.Driver{s.driver}, Namespaces: append([]string{s.ns}, more...), PodReporter: s.pods.report})
 }
 
 func group(name, topo, workload string) *v1alpha1.ConsumerGroup {
@@ -442,7 +443,7 @@ func TestAContainerHasToBeNamed(t *testing.T) {
 }
 
 func TestCredentialsStayWhereTheyBelong(t *testing.T) {
-	s := &shop{cluster: connect(t), pods: &fakePods{reports: map[string]PodReport{}}}
+	s := &shop{cluster: connect(t), pods: &fakePods{reports: map[string]PodReport{}}, driver: rabbitInMemory()}
 	elsewhere := connect(t).ns
 	s.create(secret("rabbit-admin", map[string]string{"username": "admin", "password": secretPassword}),
 		secret("rabbit-app", map[string]string{"username": "app", "password": "app-word", "note": "not for pods"}))
