@@ -36,7 +36,7 @@ type injectReconciler struct {
 // +kubebuilder:rbac:groups=apps,resources=deployments;statefulsets,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list;patch
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get;create;update;delete
-// +kubebuilder:rbac:groups="",namespace=system,resources=secrets,verbs=get;list;watch;create;update;delete
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch;create;update;delete
 
 // injectResync is when a target is looked at again though nothing happened: somebody may have deleted its ConfigMap.
 const injectResync = 10 * time.Minute
