@@ -84,8 +84,8 @@ func ids(name string) []string {
 	return found
 }
 
-// variant is the way of a conformance test before the rule: "quorum" of TestConformance/quorum/A4/late. It is empty
-// for other tests.
+// variant is the way of a conformance test before the rule: "quorum" of TestConformance/quorum/A4/late and of
+// TestConformance/quorum/faults/C8. False for a test that is none or claims no rule.
 func variant(name string) (string, bool) {
 	rest, ok := strings.CutPrefix(name, "TestConformance/")
 	if !ok {
@@ -96,7 +96,9 @@ func variant(name string) (string, bool) {
 		if len(ids(part)) > 0 {
 			return strings.Join(before, "/"), true
 		}
-		before = append(before, part)
+		if part != "seam" && part != "faults" { // groups of the suite, not variants of a backend
+			before = append(before, part)
+		}
 	}
 	return "", false
 }

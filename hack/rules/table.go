@@ -28,7 +28,7 @@ type rule struct {
 	id     string
 	title  string
 	scopes []scope
-	only   []string // backends that the backend scope is limited to; nil: all
+	only   []string // backends that the rule is limited to for now; nil: all
 	not    []string // backends that the rule means nothing for
 	later  string   // set: not in play yet, for this reason
 	rest   string   // set: the part of the rule that comes later
@@ -38,6 +38,7 @@ func in(scopes ...scope) []scope { return scopes }
 
 const (
 	sequencing  = "sequenced topologies are a later step"
+	keyLanes    = "the loop keeps the order on the in-memory broker; sequenced topologies on real ones are a later step"
 	exactlyOnce = "exactly-once routing is a later step"
 	scaling     = "scaling is a later step"
 	redisOnly   = "belongs to the Redis backend, a later step"
@@ -119,10 +120,10 @@ var rules = []rule{
 	{id: "J3", title: "nothing is written into an external topology", scopes: in(backend)},
 	{id: "J4", title: "external: verified, own dead letters made", scopes: in(backend, controllers)},
 
-	{id: "K1", title: "strict order per key, also over retries", scopes: in(backend), only: []string{"memory"}, rest: sequencing},
-	{id: "K2", title: "the publisher gives the key", scopes: in(backend), only: []string{"memory"}, rest: sequencing},
-	{id: "K3", title: "skip: only the failed message dies", scopes: in(pure, backend), only: []string{"memory"}, rest: sequencing},
-	{id: "K4", title: "fail all: the rest of the key dies", scopes: in(pure, backend), only: []string{"memory"}, rest: sequencing},
+	{id: "K1", title: "strict order per key, also over retries", scopes: in(loop), only: []string{}, rest: keyLanes},
+	{id: "K2", title: "the publisher gives the key", scopes: in(loop), only: []string{}, rest: keyLanes},
+	{id: "K3", title: "skip: only the failed message dies", scopes: in(pure, loop), only: []string{}, rest: keyLanes},
+	{id: "K4", title: "fail all: the rest of the key dies", scopes: in(pure, loop), only: []string{}, rest: keyLanes},
 	{id: "K5", title: "poison survives a restart", later: sequencing},
 	{id: "K6", title: "shards are immutable, keys run concurrently", later: sequencing},
 	{id: "K7", title: "pending messages of a key are bounded", later: sequencing},
