@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,9 +15,10 @@ import (
 
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/examples/orders/order"
+	"github.com/shove-dev/shove/internal/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testenv.Main(m) }
 
 func TestManifests(t *testing.T) {
 	files, err := filepath.Glob("manifests/*.yaml")
