@@ -89,9 +89,9 @@ type Faults struct {
 	// Restart ends the broker abruptly and starts it again with what it had stored. Nil where the broker is not
 	// durable, or shared.
 	Restart func(t testing.TB)
-	// CutAt cuts the connection of the next consumer that gets to a step. Nil: CutAt of no step can be had, and the
-	// test cuts at random instead.
-	CutAt func(t testing.TB, step Step)
+	// CutAt cuts the connection of the next consumer that gets to a step, unless disarm is called before. Nil: the
+	// test cuts while handlers run instead.
+	CutAt func(t testing.TB, step Step) (disarm func())
 }
 
 // Step is a point between receiving a message and its acknowledgement.

@@ -169,29 +169,36 @@ func killedAt(w *world, step Step) {
 	a := &account{rig: w.rig()}
 	a.Published(a.publish(load(40)...)...)
 	for range 3 {
-		a.Fault()
-		if w.inst.Faults.CutAt != nil {
-			w.inst.Faults.CutAt(w.t, step)
-		}
-		c := a.consume()
-		a.eventually("the consumer is cut off, or nothing is left to do", func() error {
-			ready, inFlight := a.count(a.main())
-			calls := len(c.all())
-			if w.inst.Faults.CutAt == nil && calls >= 5 {
-				w.inst.Faults.Cut(w.t)
-				return nil
-			}
-			if len(w.log.find(4, "interrupted")) == 0 && ready+inFlight > 0 {
-				return fmt.Errorf("%d ready, %d in flight, %d calls", ready, inFlight, calls)
-			}
-			return nil
-		})
-		_ = c.stop() // its process is gone: what it returns does not matter
-		a.Fault()
+		a.fault(func() { a.killOne(step) })
 	}
 	last := a.consume()
 	a.settled()
 	last.clean()
+}
+
+// killOne runs a consumer until it is cut off at a step, or has nothing left to do.
+func (a *account) killOne(step Step) {
+	a.t.Helper()
+	disarm := func() {}
+	if a.inst.Faults.CutAt != nil {
+		disarm = a.inst.Faults.CutAt(a.t, step)
+	}
+	before := len(a.log.find(4, "interrupted"))
+	c := a.consume()
+	a.eventually("the consumer is cut off, or nothing is left to do", func() error {
+		ready, inFlight := a.count(a.main())
+		calls := len(c.all())
+		if a.inst.Faults.CutAt == nil && calls >= 5 {
+			a.inst.Faults.Cut(a.t)
+			return nil
+		}
+		if len(a.log.find(4, "interrupted")) == before && ready+inFlight > 0 {
+			return fmt.Errorf("%d ready, %d in flight, %d calls", ready, inFlight, calls)
+		}
+		return nil
+	})
+	disarm()
+	_ = c.stop() // its process is gone: what it returns does not matter
 }
 
 // killedWithNoBudget: with no retries at all, a process that dies in the middle of a message costs no budget: the

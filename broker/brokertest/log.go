@@ -52,7 +52,11 @@ func (h bookHandler) Enabled(context.Context, slog.Level) bool { return true }
 
 func (h bookHandler) Handle(ctx context.Context, r slog.Record) error {
 	l := line{at: time.Now(), level: r.Level, text: r.Message, attrs: h.attrs}
-	r.Attrs(func(a slog.Attr) bool { l.attrs += " " + a.String(); return true })
+	r.Attrs(func(a slog.Attr) bool {
+		a.Value = a.Value.Resolve() // String would print a LogValuer field by field
+		l.attrs += " " + a.String()
+		return true
+	})
 	h.book.add(l)
 	if h.out.Enabled(ctx, r.Level) {
 		return h.out.Handle(ctx, r)

@@ -37,7 +37,10 @@ func faultsOf(s *memory.Server) brokertest.Faults {
 			return func() { s.FailCopies(0, nil) }
 		},
 		Restart: func(testing.TB) { s.Stop(); s.Start() },
-		CutAt:   func(_ testing.TB, step brokertest.Step) { s.CutAt(steps[step]) },
+		CutAt: func(_ testing.TB, step brokertest.Step) func() {
+			s.CutAt(steps[step])
+			return func() { s.CutAt(0) }
+		},
 	}
 }
 

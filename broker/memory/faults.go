@@ -106,7 +106,8 @@ func (s *Server) HoldConfirms() (release func()) {
 	}
 }
 
-// CutAt cuts the connection of the next client that reaches the step. The client may connect again.
+// CutAt cuts the connection of the next client that reaches the step. The client may connect again. The zero Step ends
+// the fault, also that of KillAt.
 func (s *Server) CutAt(step Step) {
 	s.set(func(f *faults) { f.step, f.atStep = step, (*client).cut })
 }
@@ -133,7 +134,7 @@ func (s *Server) set(change func(*faults)) {
 // reached lets a fault that waits for the step happen. The server's mutex is held.
 func (s *subscription) reached(step Step) {
 	f := &s.server.faults
-	if f.step == step {
+	if f.step == step && step != 0 {
 		hit := f.atStep
 		f.step, f.atStep = 0, nil
 		hit(s.client)
