@@ -21,6 +21,7 @@ func requestFor(o client.Object) ctrl.Request {
 
 // newTestQueue is a work queue that ends with the test.
 func newTestQueue(t testing.TB) workqueue.TypedRateLimitingInterface[ctrl.Request] {
+	t.Helper()
 	q := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[ctrl.Request]())
 	t.Cleanup(q.ShutDown)
 	return q

@@ -153,7 +153,7 @@ func (s *shop) taken(before, now *appsv1.Deployment) {
 		s.get(now)
 		for _, m := range now.ManagedFields {
 			if m.Manager == render.FieldOwner {
-				return fmt.Errorf("the operator still owns %s", m.FieldsV1.Raw)
+				return fmt.Errorf("the operator still owns %s", m.FieldsV1.GetRawString())
 			}
 		}
 		for _, o := range []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}} {

@@ -121,7 +121,7 @@ func TestCase26_SpecIsNeverWritten(t *testing.T) {
 	}
 	for _, o := range []metav1.Object{b, topo} {
 		for _, m := range o.GetManagedFields() {
-			if m.Manager == FieldOwner && m.Subresource == "" && strings.Contains(string(m.FieldsV1.Raw), "f:spec") {
+			if m.Manager == FieldOwner && m.Subresource == "" && strings.Contains(m.FieldsV1.GetRawString(), "f:spec") {
 				t.Errorf("the operator owns a part of the spec of %s", o.GetName())
 			}
 		}

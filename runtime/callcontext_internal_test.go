@@ -74,7 +74,7 @@ func TestCallContextLeavesNoGoroutine(t *testing.T) {
 		c := newCall()
 		_, cancel := context.WithCancel(c)
 		cancel()
-		if c.after != nil && len(c.after) != 0 {
+		if len(c.after) != 0 {
 			t.Error("a cancelled child is still registered")
 		}
 	})

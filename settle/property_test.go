@@ -216,10 +216,10 @@ func check(t fataler, o Outcome, m Message, p Policy) {
 func FuzzDecide(f *testing.F) {
 	f.Add(uint8(2), uint32(3), uint32(0), int64(0), int64(0), uint32(10), int64(5), int64(30), uint8(1))
 	f.Add(uint8(4), uint32(0), uint32(9), int64(1)<<62, int64(-1), uint32(0), int64(0), int64(0), uint8(255))
-	f.Fuzz(func(t *testing.T, verdict uint8, retries, defers uint32, age, wait int64, max uint32, first, second int64, bits uint8) {
+	f.Fuzz(func(t *testing.T, verdict uint8, retries, defers uint32, age, wait int64, most uint32, first, second int64, bits uint8) {
 		p := Policy{
 			DeadLetter: bits&1 != 0, Strategy: Strategy(bits >> 1 & 1), Sequenced: bits&4 != 0, HoldDeferred: bits&8 != 0,
-			FailAll: bits&16 != 0, MaxRetries: max, CrashLimit: uint32(bits >> 5),
+			FailAll: bits&16 != 0, MaxRetries: most, CrashLimit: uint32(bits >> 5),
 		}
 		for _, d := range []int64{first, second} {
 			if d > 0 {

@@ -2,7 +2,6 @@ package brokertest
 
 import (
 	"encoding/json"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -187,5 +186,5 @@ func rules() []rule {
 
 // exempt excuses a rule because of a capability that the broker does not have.
 func (w *world) exempt(reason string) {
-	w.t.Log(fmt.Sprintf("brokertest: exempt %s: %s", w.rule, reason))
+	w.t.Logf("brokertest: exempt %s: %s", w.rule, reason)
 }
