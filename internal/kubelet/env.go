@@ -104,9 +104,10 @@ func (k *Kubelet) environment(ctx context.Context, p *corev1.Pod, r *runner, c *
 		}
 	}
 	set("HOSTNAME", p.Name)
+	facts := map[string]string{"POD_IP": r.ip, "POD_NAME": p.Name, "POD_NAMESPACE": p.Namespace}
 	for _, e := range k.cfg.Env {
 		name, value, _ := strings.Cut(e, "=")
-		set(name, value)
+		set(name, expand(value, facts))
 	}
 	for _, from := range c.EnvFrom {
 		data, err := k.envFrom(ctx, p.Namespace, from)

@@ -51,7 +51,9 @@ type Config struct {
 	// SyncPeriod is how often volumes are brought up to date when nothing happens to their pod. Zero: as soon as
 	// their ConfigMap or Secret changes. A real kubelet takes 60 to 90 s, and syncs at once when the pod changes.
 	SyncPeriod time.Duration
-	// Env is added to the environment of every process, as NAME=value.
+	// Env is added to the environment of every process, as NAME=value; $(POD_IP), $(POD_NAME) and $(POD_NAMESPACE) in
+	// it are the pod's. Processes share the machine's ports, so that one that listens on all addresses keeps others
+	// from its port: have it listen on $(POD_IP).
 	Env []string
 	// Output gets what containers print, besides the file {Dir}/{namespace}_{pod}/{container}.log. Nil: nothing.
 	Output func(namespace, pod, container string) io.Writer
