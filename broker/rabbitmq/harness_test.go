@@ -19,8 +19,6 @@ import (
 	"github.com/shove-dev/shove/topology"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
-
 // bound is how long a test waits for something that should come soon.
 const bound = 20 * time.Second
 
