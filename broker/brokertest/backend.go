@@ -60,7 +60,8 @@ type Raw interface {
 	// Take removes all messages of a queue that nobody consumes from and returns them in order.
 	Take(t testing.TB, d broker.Declaration, q topology.Queue) []Message
 	// Count counts the messages of a queue that are ready (on a hold queue: that wait), and those that are
-	// delivered and unsettled. It tells the present state, not that of a while ago.
+	// delivered and unsettled. It tells the present state, not that of a while ago. A queue that does not exist has
+	// none.
 	Count(t testing.TB, d broker.Declaration, q topology.Queue) (ready, inFlight int)
 }
 
@@ -178,7 +179,7 @@ func (b Backend) subtest(t *testing.T, v Variant, r rule) {
 func rules() []rule {
 	var all []rule
 	for _, list := range [][]rule{outcomeRules(), holdRules(), budgetRules(), identityRules(), deferRules(), deadRules(), poisonRules(),
-		metadataRules(), strategyRules(), connectionRules(), shutdownRules(), publishRules()} {
+		metadataRules(), strategyRules(), sequencedRules(), connectionRules(), shutdownRules(), publishRules()} {
 		all = append(all, list...)
 	}
 	return all

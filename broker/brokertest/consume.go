@@ -153,7 +153,7 @@ type options struct {
 	group   config.Options
 	noMain  bool
 	dead    bool
-	json    bool
+	json    any // nil: raw bytes; else JSON of this value's type
 	pod     string
 }
 
@@ -167,8 +167,9 @@ func with(hs ...runtime.HandleOption) option {
 // drainDead also handles dead letters.
 func drainDead(o *options) { o.dead = true }
 
-// decodeJSON makes the consumer expect JSON objects.
-func decodeJSON(o *options) { o.json = true }
+// decodeJSON makes the consumer expect JSON objects, decodeText JSON strings.
+func decodeJSON(o *options) { o.json = map[string]any{} }
+func decodeText(o *options) { o.json = "" }
 
 // consume starts a runtime on the rig's topology.
 func (r *rig) consume(decide func(context.Context, call) runtime.Outcome, opts ...option) *consumer {
@@ -191,24 +192,29 @@ func (r *rig) newConsumer(decide func(context.Context, call) runtime.Outcome, op
 		runtime.Drivers(r.driver()), runtime.Config(r.config(o)), runtime.HTTPAddr(""), runtime.Pod(o.pod),
 		runtime.Registerer(prometheus.NewRegistry()), runtime.Logger(slog.New(r.logHandler())),
 	}
-	if o.json {
-		all = append(all, runtime.Handle("t", runtime.HandlerFunc[map[string]any](func(ctx context.Context, _ map[string]any, m *runtime.Metadata) runtime.Outcome {
-			return c.Handle(ctx, m.Body(), m)
-		}), o.handle...))
-	} else {
-		all = append(all, runtime.Handle("t", runtime.HandlerFunc[[]byte](c.Handle), append([]runtime.HandleOption{runtime.Codec(codec.Raw)}, o.handle...)...))
-	}
-	if o.dead && o.json {
-		all = append(all, runtime.HandleDead("t", runtime.DeadHandlerFunc[map[string]any](func(_ context.Context, _ map[string]any, m *runtime.DeadMetadata) {
-			c.handleDead(m)
-		})))
-	} else if o.dead {
-		all = append(all, runtime.HandleDead("t", runtime.DeadHandlerFunc[[]byte](func(_ context.Context, _ []byte, m *runtime.DeadMetadata) {
-			c.handleDead(m)
-		}), runtime.Codec(codec.Raw)))
+	switch o.json.(type) {
+	case nil:
+		all = append(all, handlers[[]byte](c, o, runtime.Codec(codec.Raw))...)
+	case string:
+		all = append(all, handlers[string](c, o, runtime.Codec(codec.JSON))...)
+	default:
+		all = append(all, handlers[map[string]any](c, o, runtime.Codec(codec.JSON))...)
 	}
 	rt, err := runtime.New(append(all, o.runtime...)...)
 	return c, rt, err
+}
+
+// handlers binds the recorder as a handler of one type, and as the dead handler where that is asked for.
+func handlers[T any](c *consumer, o options, how runtime.HandleOption) []runtime.Option {
+	all := []runtime.Option{runtime.Handle("t", runtime.HandlerFunc[T](func(ctx context.Context, _ T, m *runtime.Metadata) runtime.Outcome {
+		return c.Handle(ctx, m.Body(), m)
+	}), append([]runtime.HandleOption{how}, o.handle...)...)}
+	if o.dead {
+		all = append(all, runtime.HandleDead("t", runtime.DeadHandlerFunc[T](func(_ context.Context, _ T, m *runtime.DeadMetadata) {
+			c.handleDead(m)
+		}), how))
+	}
+	return all
 }
 
 func (c *consumer) handleDead(m *runtime.DeadMetadata) {

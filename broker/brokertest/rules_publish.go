@@ -22,8 +22,8 @@ func publishRules() []rule {
 	return []rule{{id: "Q2", test: confirmedAndRouted}, {id: "Q3", test: batchTellsEach}}
 }
 
-// publishing starts a runtime that only publishes, and returns a publisher of raw bytes to the rig's topology.
-func (r *rig) publishing() *runtime.Publisher[[]byte] {
+// publisherRuntime starts a runtime that only publishes.
+func (r *rig) publisherRuntime() *runtime.Runtime {
 	r.t.Helper()
 	cfg := r.config(options{})
 	cfg.Consumers = nil
@@ -34,6 +34,13 @@ func (r *rig) publishing() *runtime.Publisher[[]byte] {
 	}
 	c := &consumer{recorder: &recorder{}, rig: r, done: make(chan struct{})}
 	c.start(rt)
+	return rt
+}
+
+// publishing is a publisher of raw bytes to the rig's topology, which sends everything once.
+func (r *rig) publishing() *runtime.Publisher[[]byte] {
+	r.t.Helper()
+	rt := r.publisherRuntime()
 	p, err := runtime.NewPublisher[[]byte](rt, "t", runtime.PublisherConfig{Codec: codec.Raw, Attempts: 1})
 	if err != nil {
 		r.t.Fatalf("make a publisher: %v", err)
