@@ -236,3 +236,12 @@ func expand(s string, vars map[string]string) string {
 		return m
 	})
 }
+
+// expandAll expands each of some arguments.
+func expandAll(args []string, vars map[string]string) []string {
+	out := make([]string, len(args))
+	for i, a := range args {
+		out[i] = expand(a, vars)
+	}
+	return out
+}

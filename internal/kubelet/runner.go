@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -96,11 +97,16 @@ func (r *runner) begun() bool {
 func (r *runner) prepare(c *corev1.Container, program, env []string) {
 	run := r.runs[c.Name]
 	run.paths = mountsOf(r, c)
+	vars := map[string]string{}
+	for _, e := range env {
+		name, value, _ := strings.Cut(e, "=")
+		vars[name] = value
+	}
 	argv := program
 	if len(c.Command) > 0 { // the command names a program inside the image, which program stands for
-		argv = append(program[:1:1], c.Command[1:]...)
+		argv = append(program[:1:1], expandAll(c.Command[1:], vars)...)
 	}
-	run.program = append(argv[:1:1], run.localArgs(append(argv[1:len(argv):len(argv)], c.Args...))...)
+	run.program = append(argv[:1:1], run.localArgs(append(argv[1:len(argv):len(argv)], expandAll(c.Args, vars)...))...)
 	run.env = env
 }
 

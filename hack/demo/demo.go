@@ -1,0 +1,316 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// demo is one run.
+type demo struct {
+	root, dir string
+	length    time.Duration
+	progress  *progress
+	ended     <-chan struct{}
+
+	rabbit  *rabbit
+	cluster *cluster
+	tap     *tap
+	objects *objects
+	closers []func() error
+}
+
+// start brings the system up to where the example is applied.
+func (d *demo) start(ctx context.Context) error {
+	step := func(what string, do func() error) func() error {
+		return func() error {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return d.progress.step(what, do)
+		}
+	}
+	for _, s := range []func() error{
+		step("building operator, worker and publisher", func() error { return build(ctx, d.root, filepath.Join(d.dir, "bin")) }),
+		step("starting RabbitMQ", func() error { return d.startRabbit(ctx) }),
+		step("starting the API server", func() error { return d.startCluster(ctx) }),
+		step("kubectl apply -k config (CRDs, RBAC, operator)", func() error { return d.applyOperator(ctx) }),
+		step("waiting for the operator", func() error {
+			_, err := d.cluster.kubectl.run(ctx, "-n", "shove-system", "rollout", "status", "deployment/shove-operator", "--timeout=90s")
+			return err
+		}),
+		step("kubectl apply -k examples/orders", func() error { return d.applyOrders(ctx) }),
+	} {
+		if err := s(); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(d.progress.out, "\nLook around in another terminal:\n  export KUBECONFIG=%s\n  kubectl -n %s get shove\nLogs of the pods: %s\n\n",
+		d.cluster.kubectl.kubeconfig, namespace, filepath.Join(d.dir, "pods"))
+	return nil
+}
+
+func (d *demo) startRabbit(ctx context.Context) error {
+	r, err := startRabbit(ctx)
+	if r != nil {
+		d.rabbit = r
+		d.closers = append(d.closers, r.close)
+	}
+	if err != nil {
+		return err
+	}
+	if d.tap, err = openTap(r.amqp.String()); err != nil {
+		return err
+	}
+	d.closers = append(d.closers, d.tap.close)
+	return nil
+}
+
+func (d *demo) startCluster(ctx context.Context) error {
+	c, err := startControlPlane(ctx, d.dir)
+	if err != nil {
+		return err
+	}
+	d.cluster = c
+	d.closers = append(d.closers, c.stop)
+	if d.objects, err = newObjects(c.rest, namespace); err != nil {
+		return err
+	}
+	return writeOverlays(d.root, filepath.Join(d.dir, "apply"), overlayData{
+		Namespace: namespace, OperatorImage: c.operatorImage, Operator: d.rabbit.operator, Workload: d.rabbit.workload,
+		BrokerURL: d.rabbit.brokerURL(), ManagementURL: d.rabbit.managementURL(),
+		Images: map[string]string{workerName: c.workerImage, publisherName: c.publisherImage},
+	})
+}
+
+func (d *demo) applyOperator(ctx context.Context) error {
+	k := d.cluster.kubectl
+	if _, err := k.run(ctx, "apply", "--server-side", "-k", filepath.Join(d.dir, "apply", "operator")); err != nil {
+		return err
+	}
+	_, err := k.run(ctx, "wait", "--for=condition=Established", "--timeout=30s",
+		"crd/brokers.shove.dev", "crd/topologies.shove.dev", "crd/consumergroups.shove.dev")
+	return err
+}
+
+func (d *demo) applyOrders(ctx context.Context) error {
+	_, err := d.cluster.kubectl.run(ctx, "apply", "-k", filepath.Join(d.dir, "apply", "orders"))
+	return err
+}
+
+// close takes everything down, the last thing that was started first.
+func (d *demo) close() error {
+	var errs []error
+	for i := len(d.closers) - 1; i >= 0; i-- {
+		errs = append(errs, d.closers[i]())
+	}
+	d.closers = nil
+	return errors.Join(errs...)
+}
+
+// Bounds of what the demo waits for.
+const (
+	readyWithin = 90 * time.Second // the three objects, after they were applied
+	emptyWithin = 60 * time.Second // the queues, after the publisher has ended
+)
+
+// watch shows the system until it is over, winds it down, and says what was seen.
+func (d *demo) watch(ctx context.Context) error {
+	w := &watcher{rabbit: d.rabbit, objects: d.objects, tap: d.tap}
+	w.state.title = "RabbitMQ " + d.rabbit.version + " at " + d.rabbit.brokerURL()
+	w.state.begun, w.state.length = time.Now(), d.length
+	looking, stopLooking := context.WithCancel(ctx)
+	defer stopLooking()
+	go w.run(looking)
+	v := &screen{out: os.Stdout, terminal: d.progress.terminal}
+	if err := d.live(ctx, w, v); err != nil {
+		return err
+	}
+	left, err := d.windDown(ctx, w, v)
+	if err != nil {
+		return err
+	}
+	return d.summary(ctx, w, left)
+}
+
+// live shows the view until the time is over or the demo is told to end.
+func (d *demo) live(ctx context.Context, w *watcher, v *screen) error {
+	var over <-chan time.Time
+	if d.length > 0 {
+		over = time.After(d.length)
+	}
+	w.setPhase("running")
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	wasReady := false
+	for {
+		d.draw(w, v)
+		s := w.now()
+		wasReady = wasReady || s.ready()
+		if !wasReady && time.Since(s.begun) > readyWithin {
+			return fmt.Errorf("the objects were not Ready within %s: %s", readyWithin, notReady(s))
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-d.ended:
+			return nil
+		case <-over:
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (d *demo) draw(w *watcher, v *screen) {
+	if v.terminal {
+		if width, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
+			v.width = width
+		}
+	}
+	v.show(w.now())
+}
+
+func notReady(s state) string {
+	var parts []string
+	for _, o := range s.objects {
+		if !o.Ready {
+			parts = append(parts, o.Name+": "+o.Text)
+		}
+	}
+	if s.problem != "" {
+		parts = append(parts, s.problem)
+	}
+	return strings.Join(parts, "; ")
+}
+
+// windDown ends the publisher and waits until the broker has nothing left to hand out. What it returns says what is
+// left after all; empty: nothing.
+func (d *demo) windDown(ctx context.Context, w *watcher, v *screen) (left string, err error) {
+	w.setPhase("publisher stopped; waiting for the queues to run empty")
+	if _, err := d.cluster.kubectl.run(ctx, "-n", namespace, "scale", "deployment/"+publisherName, "--replicas=0"); err != nil {
+		return "", err
+	}
+	if _, err := d.cluster.kubectl.run(ctx, "-n", namespace, "wait", "--for=delete", "pod", "-l", "app="+publisherName, "--timeout=60s"); err != nil {
+		return "", err
+	}
+	v.lastLine = time.Time{}
+	deadline := time.Now().Add(emptyWithin)
+	for {
+		d.draw(w, v)
+		if left = remaining(w.now()); left == "" || time.Now().After(deadline) {
+			return left, nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		case <-time.After(250 * time.Millisecond):
+		}
+	}
+}
+
+// remaining says what the broker still has, or which of its counters are not up to date with its firehose; the
+// management API is some seconds behind.
+func remaining(s state) string {
+	var parts []string
+	names := s.all()
+	if len(names) == 0 {
+		return "the queues are not known"
+	}
+	for _, name := range names {
+		q, ok := s.queues[name]
+		if !ok || q.Ready == nil || q.Unacked == nil {
+			parts = append(parts, name+": unknown")
+		} else if *q.Ready+*q.Unacked > 0 {
+			parts = append(parts, fmt.Sprintf("%s: %d ready, %d unacknowledged", name, *q.Ready, *q.Unacked))
+		}
+	}
+	if main := s.queues[s.names.Main]; main.Stats.Ack < s.counts.Delivered {
+		parts = append(parts, fmt.Sprintf("%s: %d of %d deliveries acknowledged", s.names.Main, main.Stats.Ack, s.counts.Delivered))
+	}
+	if dlq := s.queues[s.names.DeadLetter]; dlq.Stats.Ack < s.counts.DeadTotal() {
+		parts = append(parts, fmt.Sprintf("%s: %d of %d dead letters acknowledged", s.names.DeadLetter, dlq.Stats.Ack, s.counts.DeadTotal()))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// errNotAllSeen makes the exit code.
+var errNotAllSeen = errors.New("not everything was seen that had to be")
+
+// summary shows the objects, stops the worker, and says what was seen.
+func (d *demo) summary(ctx context.Context, w *watcher, left string) error {
+	w.look(ctx)
+	s, balance := w.now(), w.balance()
+	out := d.progress.out
+	for _, name := range objectNames {
+		fmt.Fprintf(out, "\n$ kubectl -n %s describe %s\n", namespace, name)
+		if err := d.cluster.kubectl.stream(ctx, out, "-n", namespace, "describe", name); err != nil {
+			return err
+		}
+	}
+	checks := verdict(s, balance, left)
+	drained, err := d.drainWorker(ctx)
+	if err != nil {
+		return err
+	}
+	checks = append(checks, drained)
+	fmt.Fprintf(out, "\nSeen on the broker in %s:\n", time.Since(s.begun).Round(time.Second))
+	for _, c := range checks {
+		mark := "  ok    "
+		if !c.ok {
+			mark = "  MISSING "
+		}
+		fmt.Fprint(out, mark, c.what)
+		if c.how != "" {
+			fmt.Fprint(out, ": ", c.how)
+		}
+		fmt.Fprintln(out)
+	}
+	if !passed(checks) {
+		return errNotAllSeen
+	}
+	fmt.Fprintln(out, "Everything was seen.")
+	return nil
+}
+
+// drainWorker scales the worker down and looks that the broker has no consumer and nothing unacknowledged of it.
+func (d *demo) drainWorker(ctx context.Context) (check, error) {
+	c := check{what: "the worker drained on SIGTERM and left nothing unacknowledged"}
+	k := d.cluster.kubectl
+	if _, err := k.run(ctx, "-n", namespace, "scale", "deployment/"+workerName, "--replicas=0"); err != nil {
+		return c, err
+	}
+	if _, err := k.run(ctx, "-n", namespace, "wait", "--for=delete", "pod", "-l", "app="+workerName, "--timeout=60s"); err != nil {
+		return c, err
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		queues, err := d.rabbit.queues(ctx)
+		if err != nil {
+			return c, err
+		}
+		c.how = ""
+		for _, q := range queues {
+			if strings.HasPrefix(q.Name, "amq.") { // the tap's own
+				continue
+			}
+			if q.Unacked == nil || *q.Unacked != 0 || q.Consumers == nil || *q.Consumers != 0 {
+				c.how = q.Name + " still has a consumer or something unacknowledged"
+			}
+		}
+		if c.ok = c.how == ""; c.ok || time.Now().After(deadline) {
+			return c, nil
+		}
+		select {
+		case <-ctx.Done():
+			return c, context.Cause(ctx)
+		case <-time.After(250 * time.Millisecond):
+		}
+	}
+}
