@@ -68,22 +68,27 @@ func fakeObjects(d broker.Declaration) ([]broker.Object, error) {
 		args := map[string]any{"role": string(q.Role), "delay": q.Delay.String()}
 		out = append(out, broker.Object{Kind: "queue", Name: q.Name, Role: q.Role, Properties: args})
 	}
-	for _, b := range fakeBindings(d) {
-		out = append(out, broker.Object{Kind: "binding", Name: b.Exchange + " -> " + d.Topology.Queue + " (" + b.RoutingKey + ")"})
+	for _, b := range optionsOf(d).Bindings {
+		out = append(out, broker.Object{Kind: "binding", Name: b.name(d)})
 	}
 	return out, nil
 }
 
 type fakeBinding struct{ Exchange, RoutingKey string }
 
-func fakeBindings(d broker.Declaration) []fakeBinding {
-	var o struct{ Bindings []fakeBinding }
+func (b fakeBinding) name(d broker.Declaration) string {
+	return b.Exchange + " -> " + d.Topology.Queue + " (" + b.RoutingKey + ")"
+}
+
+type fakeOptions struct{ Bindings, RetiredBindings []fakeBinding }
+
+func optionsOf(d broker.Declaration) (o fakeOptions) {
 	if len(d.Options) > 0 {
 		if err := json.Unmarshal(d.Options, &o); err != nil {
 			panic(err)
 		}
 	}
-	return o.Bindings
+	return o
 }
 
 // argumentsOf is what a queue is declared with, as one comparable text.
@@ -208,6 +213,11 @@ func (a *fakeAdmin) Observe(ctx context.Context, ds []broker.Declaration) ([]bro
 		for _, obj := range objs {
 			o.Objects = append(o.Objects, a.observe(d, obj))
 		}
+		for _, b := range optionsOf(d).RetiredBindings {
+			if a.f.bindings[b.name(d)] && !a.f.blind {
+				o.Objects = append(o.Objects, broker.ObservedObject{Object: broker.Object{Kind: "binding", Name: b.name(d)}, Diffs: []broker.Diff{{Property: "existence", Want: "none", Have: "bound", Repairable: true}}})
+			}
+		}
 		for _, r := range d.Retired {
 			if a.f.queues[r.Name] != nil {
 				o.Objects = append(o.Objects, broker.ObservedObject{Object: broker.Object{Kind: "queue", Name: r.Name, Role: topology.RoleRetired}})
@@ -261,11 +271,14 @@ func (a *fakeAdmin) Declare(ctx context.Context, d broker.Declaration) error {
 			return &broker.ConflictError{Object: fmt.Sprintf("queue %q", obj.Name), Diff: broker.Diff{Property: "arguments", Want: argumentsOf(obj), Have: q.arguments}}
 		}
 	}
-	for _, b := range fakeBindings(d) {
+	for _, b := range optionsOf(d).Bindings {
 		if !a.f.exchanges[b.Exchange] {
 			return fmt.Errorf("bind queue %q to exchange %q: %w", d.Topology.Queue, b.Exchange, broker.ErrNotFound)
 		}
-		a.f.bindings[b.Exchange+" -> "+d.Topology.Queue+" ("+b.RoutingKey+")"] = true
+		a.f.bindings[b.name(d)] = true
+	}
+	for _, b := range optionsOf(d).RetiredBindings {
+		delete(a.f.bindings, b.name(d))
 	}
 	return nil
 }

@@ -132,6 +132,13 @@ func (c *cluster) create(objs ...client.Object) {
 	}
 }
 
+func (c *cluster) update(o client.Object) {
+	c.t.Helper()
+	if err := c.client.Update(context.Background(), o); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
 func (c *cluster) get(o client.Object) {
 	c.t.Helper()
 	if err := c.client.Get(context.Background(), client.ObjectKeyFromObject(o), o); err != nil {

@@ -41,6 +41,8 @@ type topologyScope struct {
 	driver broker.Driver
 	entry  *brokerEntry
 	decl   broker.Declaration
+	// unretired is decl before it was told to remove bindings.
+	unretired broker.Declaration
 	// observed is what the broker showed in this pass.
 	observed broker.Observation
 

@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -27,7 +28,10 @@ func (r *topologyReconciler) recordNames(_ context.Context, s *topologyScope) (v
 	s.status.Queue = s.physical(s.decl.Topology.Queue)
 	known := len(s.topo.Status.Queues)
 	s.mergeQueues(metav1.NewTime(r.clock.Now()))
-	record := s.record()
+	record, err := s.record()
+	if err != nil {
+		return stop, err
+	}
 	fresh := s.topo.Status.Declared == nil || s.topo.Status.Declared.ServerID != record.ServerID || len(s.status.Queues) > known
 	s.status.Declared = record
 	s.decl.Retired = render.RetiredQueues(&v1alpha1.Topology{Status: s.status})
@@ -42,15 +46,55 @@ func (r *topologyReconciler) recordNames(_ context.Context, s *topologyScope) (v
 }
 
 // record says where the queues are declared.
-func (s *topologyScope) record() *v1alpha1.DeclaredRecord {
+func (s *topologyScope) record() (*v1alpha1.DeclaredRecord, error) {
 	rec := &v1alpha1.DeclaredRecord{
 		Broker: v1alpha1.ObjectIdentity{Namespace: s.broker.Namespace, Name: s.broker.Name, UID: s.broker.UID},
 		Kind:   s.broker.Spec.Kind(), ServerID: s.entry.serverID(),
 	}
-	if s.topo.Spec.RabbitMQ != nil {
-		rec.Bindings = slices.Clone(s.topo.Spec.RabbitMQ.Bindings)
+	rec.Bindings = slices.Clone(s.bindings())
+	var left []v1alpha1.RabbitMQBinding
+	if was := s.topo.Status.Declared; was != nil && was.ServerID == rec.ServerID {
+		for _, b := range was.Bindings {
+			if !slices.Contains(rec.Bindings, b) {
+				left = append(left, b)
+			}
+		}
 	}
-	return rec
+	if len(left) == 0 {
+		return rec, nil
+	}
+	// Those that left the list stay on record until they are gone from the broker.
+	rec.Bindings = append(rec.Bindings, left...)
+	options := map[string]any{}
+	if len(s.decl.Options) > 0 {
+		if err := json.Unmarshal(s.decl.Options, &options); err != nil {
+			return nil, fmt.Errorf("read the declaration's options: %w", err)
+		}
+	}
+	options["retiredBindings"] = left
+	var err error
+	s.unretired = s.decl
+	if s.decl.Options, err = json.Marshal(options); err != nil {
+		return nil, fmt.Errorf("write the declaration's options: %w", err)
+	}
+	return rec, nil
+}
+
+// bindings are those of the spec.
+func (s *topologyScope) bindings() []v1alpha1.RabbitMQBinding {
+	if s.topo.Spec.RabbitMQ == nil {
+		return nil
+	}
+	return s.topo.Spec.RabbitMQ.Bindings
+}
+
+// unbound forgets bindings that left the spec and are gone from the broker: one that somebody makes by hand from now
+// on is theirs.
+func (s *topologyScope) unbound() {
+	if len(s.status.Declared.Bindings) != len(s.bindings()) {
+		s.status.Declared.Bindings = slices.Clone(s.bindings())
+		s.decl.Options = s.unretired.Options
+	}
 }
 
 // mergeQueues brings the queues of the status in line with the spec. A queue that left the spec stays, as Retired
@@ -144,6 +188,9 @@ func (s *topologyScope) wasDeclared() bool {
 
 // declared fills the conditions of success.
 func (s *topologyScope) declared(seen broker.Observation, repaired string) {
+	if !s.topo.Spec.Paused {
+		s.unbound()
+	}
 	if s.topo.Spec.External {
 		s.conds.true(v1alpha1.ConditionDeclared, v1alpha1.ReasonVerified, fmt.Sprintf("queue %q exists", s.status.Queue))
 	} else {

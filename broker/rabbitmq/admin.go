@@ -145,6 +145,12 @@ func (a *admin) Declare(ctx context.Context, d broker.Declaration) error {
 			return fmt.Errorf("bind queue %q to exchange %q: %w", p.main, b.Exchange, err)
 		}
 	}
+	for _, b := range p.unbind {
+		err := a.call(ctx, func(ch *amqp.Channel) error { return ch.QueueUnbind(p.main, b.RoutingKey, b.Exchange, nil) })
+		if err != nil && !errors.Is(err, broker.ErrNotFound) {
+			return fmt.Errorf("unbind queue %q from exchange %q: %w", p.main, b.Exchange, err)
+		}
+	}
 	return nil
 }
 

@@ -152,6 +152,9 @@ const (
 type options struct {
 	QueueType string    `json:"queueType"`
 	Bindings  []binding `json:"bindings"`
+	// RetiredBindings were made for an earlier version of Bindings and are to be removed. The operator names them;
+	// they are in no manifest.
+	RetiredBindings []binding `json:"retiredBindings"`
 }
 
 // binding binds the main queue to an exchange that somebody else declared.

@@ -42,6 +42,7 @@ type plan struct {
 	queues   []queue // in the order to declare them in: the targets of hold queues before the hold queues
 	main     string
 	bindings []binding // of main
+	unbind   []binding // of main
 	options  options
 }
 
@@ -59,7 +60,7 @@ func newPlan(d broker.Declaration) (plan, error) {
 	case t.External && len(o.Bindings) > 0:
 		return plan{}, &topology.FieldError{Field: "rabbitmq.bindings", Problem: "an external topology is never written to: bind its queue where it is declared"}
 	}
-	p := plan{main: physical(t, t.Queue), bindings: o.Bindings, options: o}
+	p := plan{main: physical(t, t.Queue), bindings: o.Bindings, unbind: o.RetiredBindings, options: o}
 	if t.External {
 		p.verify = p.main
 	}

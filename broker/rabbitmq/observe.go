@@ -62,7 +62,7 @@ func (a *admin) observeListed(ctx context.Context, ds []broker.Declaration, plan
 		for _, r := range ds[i].Retired {
 			names = append(names, physical(ds[i].Topology, r.Name))
 		}
-		if len(p.bindings) > 0 {
+		if len(p.bindings)+len(p.unbind) > 0 {
 			bound = append(bound, p.main)
 		}
 	}
@@ -102,6 +102,12 @@ func compare(d broker.Declaration, p plan, listed map[string]*listedQueue, bindi
 	}
 	for _, b := range p.bindings {
 		o.Objects = append(o.Objects, broker.ObservedObject{Object: b.object(p.main), Missing: !bindings[bindingOf{b, p.main}]})
+	}
+	for _, b := range p.unbind {
+		if bindings[bindingOf{b, p.main}] {
+			gone := broker.Diff{Property: "existence", Want: "none", Have: "bound", Repairable: true}
+			o.Objects = append(o.Objects, broker.ObservedObject{Object: b.object(p.main), Diffs: []broker.Diff{gone}})
+		}
 	}
 	for _, r := range d.Retired {
 		name := physical(d.Topology, r.Name)

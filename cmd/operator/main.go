@@ -19,6 +19,9 @@ import (
 	"github.com/shove-dev/shove/controllers"
 )
 
+// version is set when a release is built.
+var version = "unknown"
+
 // drivers are the brokers that the operator knows.
 var drivers = []broker.Driver{rabbitmq.Driver}
 
@@ -29,6 +32,7 @@ func main() {
 	logging.BindFlags(flag.CommandLine)
 	flag.Parse()
 	ctrl.SetLogger(zap.New(zap.UseFlagOptions(&logging)))
+	ctrl.Log.Info("Starting", "version", version)
 	if err := run(opts); err != nil {
 		fmt.Fprintln(os.Stderr, "operator:", err)
 		os.Exit(1)
