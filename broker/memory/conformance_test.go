@@ -67,3 +67,8 @@ func (r raw) Take(_ testing.TB, _ broker.Declaration, q topology.Queue) []broker
 func (r raw) Count(_ testing.TB, _ broker.Declaration, q topology.Queue) (ready, inFlight int) {
 	return r.s.Counts(q.Name)
 }
+
+func BenchmarkBroker(b *testing.B) {
+	s := memory.New(memory.Options{})
+	brokertest.Bench(b, brokertest.Instance{Driver: memory.Driver(s)}, nil)
+}
