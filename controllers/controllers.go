@@ -101,7 +101,7 @@ func (d *deps) watches(namespace string) bool {
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=get;list;watch
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=shove-system,resources=leases,verbs=get;create;update
-// +kubebuilder:rbac:groups=events.k8s.io,namespace=shove-system,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups="";events.k8s.io,namespace=shove-system,resources=events,verbs=create;patch
 
 // Controllers adds everything that runs to a manager.
 func Controllers(ctx context.Context, mgr ctrl.Manager, o Options) error {
