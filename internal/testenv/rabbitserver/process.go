@@ -51,12 +51,17 @@ type process struct {
 	pidFile string
 }
 
-// supervise runs epmd and the server in one process group and kills the group when its standard input ends, which
-// happens when the process that holds the other end does, however it dies. No goroutine has to watch for that.
+// supervise runs epmd and the server in one process group. When its standard input ends, which happens when the
+// process that holds the other end does, however it dies, it kills them and removes their files. No goroutine has to
+// watch for that.
 const supervise = `
 epmd -address 127.0.0.1 -port "$ERL_EPMD_PORT" </dev/null >/dev/null 2>&1 &
-"$@" </dev/null >"$SHOVE_LOG" 2>&1 &
+epmd=$!
+"$@" </dev/null >"$HOME/out.log" 2>&1 &
+server=$!
 read -r _
+kill -9 $epmd $server $(cat "$RABBITMQ_PID_FILE" 2>/dev/null) 2>/dev/null
+case $HOME in */shove-rabbitmq-*) rm -rf "$HOME" ;; esac
 kill -9 0
 `
 
@@ -175,7 +180,6 @@ func serverEnv(s *Server, dir string) []string {
 	in := func(name string) string { return dir + "/" + name }
 	return []string{
 		"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "HOME=" + dir,
-		"SHOVE_LOG=" + in("out.log"),
 		"ERL_EPMD_PORT=" + strconv.Itoa(s.ports.epmd), "ERL_EPMD_ADDRESS=127.0.0.1",
 		"RABBITMQ_NODENAME=shove" + strconv.Itoa(s.ports.amqp) + "@localhost",
 		"RABBITMQ_CONF_ENV_FILE=" + in("env.conf"), "RABBITMQ_CONFIG_FILE=" + in("rabbitmq.conf"),
