@@ -3,13 +3,10 @@ package rabbitmq
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -24,6 +21,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/shove-dev/shove/broker"
+	"github.com/shove-dev/shove/broker/brokertest"
 	"github.com/shove-dev/shove/broker/header"
 	"github.com/shove-dev/shove/internal/testenv"
 	"github.com/shove-dev/shove/runtime"
@@ -44,20 +42,14 @@ type childConfig struct {
 	Prefetch   int
 	CrashLimit uint32
 	// KillAt ends the process with SIGKILL when it gets to this step for the KillOn-th time; empty: never.
-	KillAt string
+	KillAt brokertest.Step
 	KillOn int
 	// Poison is a body that ends the process with SIGKILL whenever its handler runs.
 	Poison string
 }
 
-// Steps between receive and acknowledgement at which a consumer process is killed.
-const (
-	stepDelivered = "delivered"          // a delivery came from the server
-	stepHandler   = "handler"            // the handler runs
-	stepCopy      = "before the copy"    // a copy is about to be sent
-	stepConfirm   = "before the confirm" // a copy is stored, and its confirm is about to be read
-	stepAck       = "before the ack"     // the copy is confirmed, or none is needed, and the ack is about to be sent
-)
+// stepHandler is the step at which the handler runs; the others are those of brokertest.
+const stepHandler brokertest.Step = "handler"
 
 func TestMain(m *testing.M) {
 	if text := os.Getenv(childVar); text != "" {
@@ -76,12 +68,12 @@ func childMain(text string) error {
 	if err := json.Unmarshal([]byte(text), &cfg); err != nil {
 		return err
 	}
-	k := &killer{step: cfg.KillAt, on: int64(cfg.KillOn), server: cfg.Server}
-	address, err := k.listen()
+	k := &killer{step: cfg.KillAt, on: int64(cfg.KillOn)}
+	w, err := newWire(cfg.Server, k.reached)
 	if err != nil {
 		return err
 	}
-	endpoint, err := json.Marshal(map[string]string{"url": "amqp://" + address + "/" + cfg.Vhost})
+	endpoint, err := json.Marshal(map[string]string{"url": "amqp://" + w.addr() + "/" + cfg.Vhost})
 	if err != nil {
 		return err
 	}
@@ -136,82 +128,18 @@ func kill() {
 	select {}
 }
 
-// killer is a proxy inside the consumer process that reads the frames which pass it, and ends the process at the one
-// that begins a step, before it goes on.
+// killer ends the process at a step, before the frame that would end the step goes on.
 type killer struct {
-	step   string
-	on     int64
-	seen   atomic.Int64
-	server string
+	step brokertest.Step
+	on   int64
+	seen atomic.Int64
 }
 
-func (k *killer) reached(step string) {
+func (k *killer) reached(step brokertest.Step) bool {
 	if step == k.step && k.seen.Add(1) == k.on {
 		kill()
 	}
-}
-
-func (k *killer) listen() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	go func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			out, err := net.Dial("tcp", k.server)
-			if err != nil {
-				_ = in.Close()
-				continue
-			}
-			go k.pass(in, out, 8, true) // the protocol header is no frame
-			go k.pass(out, in, 0, false)
-		}
-	}()
-	return l.Addr().String(), nil
-}
-
-// pass forwards frame by frame, after the first bytes.
-func (k *killer) pass(from, to net.Conn, first int64, client bool) {
-	defer from.Close()
-	defer to.Close()
-	r := bufio.NewReader(from)
-	if _, err := io.CopyN(to, r, first); err != nil {
-		return
-	}
-	for {
-		frame := make([]byte, 7)
-		if _, err := io.ReadFull(r, frame); err != nil {
-			return
-		}
-		frame = append(frame, make([]byte, int(binary.BigEndian.Uint32(frame[3:]))+1)...)
-		if _, err := io.ReadFull(r, frame[7:]); err != nil {
-			return
-		}
-		if frame[0] == 1 && len(frame) >= 11 && binary.BigEndian.Uint16(frame[7:]) == 60 { // a method of the class basic
-			k.method(binary.BigEndian.Uint16(frame[9:]), client)
-		}
-		if _, err := to.Write(frame); err != nil {
-			return
-		}
-	}
-}
-
-func (k *killer) method(id uint16, client bool) {
-	const publish, deliver, ack = 40, 60, 80
-	switch {
-	case !client && id == deliver:
-		k.reached(stepDelivered)
-	case client && id == publish:
-		k.reached(stepCopy)
-	case !client && id == ack:
-		k.reached(stepConfirm)
-	case client && id == ack:
-		k.reached(stepAck)
-	}
+	return false
 }
 
 // process is a running consumer process.
@@ -318,8 +246,8 @@ func (b *bench) childConfig(queueType string) childConfig {
 // only if it was in flight.
 func TestA9_KilledConsumer(t *testing.T) {
 	bothTypes(t, func(t *testing.T, options string) {
-		for _, step := range []string{stepDelivered, stepHandler, stepCopy, stepConfirm, stepAck} {
-			t.Run(step, func(t *testing.T) {
+		for _, step := range []brokertest.Step{brokertest.StepReceived, stepHandler, brokertest.StepBeforeCopy, brokertest.StepCopied, brokertest.StepBeforeAck} {
+			t.Run(string(step), func(t *testing.T) {
 				b := newBench(t)
 				b.declare(orders(), options)
 				const n = 40
