@@ -6,7 +6,9 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/shove-dev/shove/broker/brokertest"
 )
@@ -30,6 +32,7 @@ type pair struct {
 	client, server net.Conn
 	gone           chan struct{}
 	once           sync.Once
+	ending         atomic.Bool // nothing goes to the client any more
 	channels       map[uint16]*unacked
 }
 
@@ -102,17 +105,40 @@ func (w *wire) accept() {
 	}
 }
 
-// cut closes every connection without a word.
+// cut closes every connection in the middle of whatever is under way.
 func (w *wire) cut() {
+	for _, p := range w.open() {
+		w.drop(p)
+	}
+}
+
+// end ends every connection as the death of a client's process does: what it has sent arrives, and nothing comes back.
+// It returns when both sides know.
+func (w *wire) end() {
+	all := w.open()
+	for _, p := range all {
+		p.ending.Store(true)
+		_ = p.client.(*net.TCPConn).CloseWrite()
+	}
+	patience := time.After(2 * time.Second)
+	for _, p := range all {
+		select {
+		case <-p.gone:
+		case <-patience:
+			w.drop(p)
+		}
+	}
+	time.Sleep(30 * time.Millisecond) // what the client makes of it is not on the wire
+}
+
+func (w *wire) open() []*pair {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	all := make([]*pair, 0, len(w.pairs))
 	for p := range w.pairs {
 		all = append(all, p)
 	}
-	w.mu.Unlock()
-	for _, p := range all {
-		w.drop(p)
-	}
+	return all
 }
 
 func (w *wire) drop(p *pair) {
@@ -173,7 +199,7 @@ func (w *wire) unackedOf(queue string) int {
 
 // pass forwards frame by frame, after the first bytes.
 func (w *wire) pass(p *pair, from, to net.Conn, first int64, client bool) {
-	defer w.drop(p)
+	defer w.over(p, client)
 	r := bufio.NewReader(from)
 	if _, err := io.CopyN(to, r, first); err != nil {
 		return
@@ -199,6 +225,9 @@ func (w *wire) pass(p *pair, from, to net.Conn, first int64, client bool) {
 		if class == classBasic && !client && (method == basicAck || method == basicNack) && !w.confirmable(p) {
 			return
 		}
+		if !client && p.ending.Load() {
+			continue
+		}
 		w.track(p, binary.BigEndian.Uint16(frame[1:]), class, method, client, args)
 		if _, err := to.Write(frame); err != nil {
 			return
@@ -209,6 +238,15 @@ func (w *wire) pass(p *pair, from, to net.Conn, first int64, client bool) {
 			return
 		}
 	}
+}
+
+// over ends a connection when one side is at its end. What a client sent before its end still arrives.
+func (w *wire) over(p *pair, client bool) {
+	if !client || !p.ending.Load() {
+		w.drop(p)
+		return
+	}
+	_ = p.server.(*net.TCPConn).CloseWrite() // the server answers by closing, which ends the other direction
 }
 
 // before is the step that a frame would end.
