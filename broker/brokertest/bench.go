@@ -24,6 +24,7 @@ import (
 // Bench measures a backend, the same on every broker: publishing, receiving and acknowledging, holding, the whole
 // delivery loop with a handler that does nothing, and how late held messages come back.
 func Bench(b *testing.B, inst Instance, options json.RawMessage) {
+	b.Helper()
 	for _, m := range []struct {
 		name  string
 		holds []time.Duration
@@ -49,7 +50,7 @@ const (
 	benchBatch    = 100
 	benchPrefetch = 500
 	// heldFor and heldAtOnce: so many messages are held, at a rate at which all of them are there at one time.
-	heldFor    = 12 * time.Second
+	heldFor    = 16 * time.Second
 	heldAtOnce = 20_000
 	heldRate   = 2_000 // a second
 )

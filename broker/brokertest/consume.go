@@ -151,7 +151,6 @@ type options struct {
 	handle  []runtime.HandleOption
 	runtime []runtime.Option
 	group   config.Options
-	noMain  bool
 	dead    bool
 	json    any // nil: raw bytes; else JSON of this value's type
 	pod     string
