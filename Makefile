@@ -34,8 +34,7 @@ help: ## Show this help
 
 .PHONY: demo
 demo: ## Run the whole system with a live view; DURATION=60s ends it by itself, CLUSTER=1 uses your kubeconfig
-	@$(if $(CLUSTER),,KUBEBUILDER_ASSETS=$$(hack/controlplane/build.sh); export KUBEBUILDER_ASSETS;) \
-	  DURATION='$(DURATION)' CLUSTER='$(CLUSTER)' go run ./hack/demo
+	@DURATION='$(DURATION)' CLUSTER='$(CLUSTER)' hack/demo/run.sh
 
 ##@ Build
 

@@ -141,27 +141,24 @@ func (d *demo) watch(ctx context.Context) error {
 
 // live shows the view until the time is over or the demo is told to end.
 func (d *demo) live(ctx context.Context, w *watcher, v *screen) error {
-	var over <-chan time.Time
-	if d.length > 0 {
-		over = time.After(d.length)
-	}
-	w.setPhase("running")
+	w.setPhase("waiting for the objects to become Ready")
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
-	wasReady := false
 	for {
 		d.draw(w, v)
 		s := w.now()
-		wasReady = wasReady || s.ready()
-		if !wasReady && time.Since(s.begun) > readyWithin {
+		switch {
+		case s.ready.IsZero() && time.Since(s.begun) > readyWithin:
 			return fmt.Errorf("the objects were not Ready within %s: %s", readyWithin, notReady(s))
+		case !s.ready.IsZero() && d.length > 0 && time.Since(s.ready) >= d.length:
+			return nil
+		case !s.ready.IsZero():
+			w.setPhase("running")
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-d.ended:
-			return nil
-		case <-over:
 			return nil
 		case <-tick.C:
 		}
@@ -170,8 +167,8 @@ func (d *demo) live(ctx context.Context, w *watcher, v *screen) error {
 
 func (d *demo) draw(w *watcher, v *screen) {
 	if v.terminal {
-		if width, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
-			v.width = width
+		if width, height, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
+			v.width, v.height = width, height
 		}
 	}
 	v.show(w.now())
@@ -260,7 +257,7 @@ func (d *demo) summary(ctx context.Context, w *watcher, left string) error {
 		return err
 	}
 	checks = append(checks, drained)
-	fmt.Fprintf(out, "\nSeen on the broker in %s:\n", time.Since(s.begun).Round(time.Second))
+	fmt.Fprintf(out, "\nSeen on the broker in %s:\n", s.elapsed())
 	for _, c := range checks {
 		mark := "  ok    "
 		if !c.ok {

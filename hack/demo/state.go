@@ -11,8 +11,9 @@ import (
 // state is everything that the view shows, gathered from the API server, the broker and the books.
 type state struct {
 	title   string
-	begun   time.Time
-	length  time.Duration // 0: until it is interrupted
+	begun   time.Time     // when the example was applied
+	ready   time.Time     // when all objects were Ready for the first time; zero: not yet
+	length  time.Duration // how long to run from then on; 0: until it is interrupted
 	phase   string
 	objects []objectState
 	names   ledger.Queues
@@ -77,6 +78,9 @@ func (w *watcher) look(ctx context.Context) {
 	if objects != nil {
 		w.state.objects = objects
 	}
+	if w.state.ready.IsZero() && w.state.allReady() {
+		w.state.ready = time.Now()
+	}
 	if queues != nil {
 		w.state.queues = queues
 	}
@@ -100,8 +104,16 @@ func (w *watcher) setPhase(phase string) {
 	w.state.phase = phase
 }
 
-// ready says whether all three objects are.
-func (s state) ready() bool {
+// elapsed is the time since everything was Ready, or 0.
+func (s state) elapsed() time.Duration {
+	if s.ready.IsZero() {
+		return 0
+	}
+	return time.Since(s.ready).Round(time.Second)
+}
+
+// allReady says whether all three objects are.
+func (s state) allReady() bool {
 	for _, o := range s.objects {
 		if !o.Ready {
 			return false

@@ -26,7 +26,7 @@ func verdict(s state, b ledger.Balance, left string) []check {
 		}
 	}
 	return []check{
-		{"the three objects are Ready", s.ready(), ""},
+		{"the three objects are Ready", s.allReady(), ""},
 		{"messages were acked", known && acked > 0, fmt.Sprintf("%d", acked)},
 		{"retried over every tier", tiers == len(c.Retried) && tiers > 0, fmt.Sprintf("%v", c.Retried)},
 		{"retried after an error, a timeout and a panic", c.RetriedBy[ledger.CauseError] > 0 && c.RetriedBy[ledger.CauseTimeout] > 0 && c.RetriedBy[ledger.CausePanic] > 0,

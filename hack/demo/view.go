@@ -17,6 +17,7 @@ type screen struct {
 	out      io.Writer
 	terminal bool
 	width    int
+	height   int
 	drawn    bool
 	lastLine time.Time
 }
@@ -52,7 +53,11 @@ func (v *screen) show(s state) {
 		b.Reset()
 		b.WriteString(clearScreen)
 	}
-	for _, l := range page(s) {
+	lines := page(s)
+	if v.height > 1 && len(lines) >= v.height { // more would scroll the picture away
+		lines = lines[:v.height-1]
+	}
+	for _, l := range lines {
 		b.WriteString(clip(l, v.width))
 		b.WriteString(plain + toLineEnd + "\r\n")
 	}
@@ -83,7 +88,7 @@ func clip(l string, width int) string {
 
 // page is the whole picture, line by line.
 func page(s state) []string {
-	elapsed := time.Since(s.begun).Round(time.Second).String()
+	elapsed := s.elapsed().String()
 	if s.length > 0 {
 		elapsed += " of " + s.length.String()
 	}
@@ -169,7 +174,7 @@ func line(s state) string {
 		q := s.queues[name]
 		waiting = append(waiting, fmt.Sprintf("%s %s+%s", name, number(q.Ready), number(q.Unacked)))
 	}
-	l := fmt.Sprintf("%6s  %d of %d objects ready | %s | ready+unacked: %s", time.Since(s.begun).Round(time.Second), ready, len(objectNames),
+	l := fmt.Sprintf("%6s  %d of %d objects ready | %s | ready+unacked: %s", s.elapsed(), ready, len(objectNames),
 		strings.Join(parts, ", "), strings.Join(waiting, ", "))
 	for _, o := range s.objects {
 		if !o.Ready {
