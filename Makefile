@@ -63,7 +63,7 @@ verify: $(CONTROLLER_GEN) ## Generate and tidy again, and fail when that changes
 
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## Run the linters, the import rules among them
-	$(GOLANGCI_LINT) run ./...
+	$(GOLANGCI_LINT) run --allow-serial-runners ./...
 
 .PHONY: vulncheck
 vulncheck: $(GOVULNCHECK) ## Look for known vulnerabilities; needs the network, so it is not part of lint
