@@ -166,7 +166,7 @@ func start(t *testing.T, dir, name string, cfg *config.RuntimeConfig) *process {
 	go func() { p.done <- p.cmd.Wait() }()
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill() // it ended already where the test went well
-		_ = <-p.done
+		<-p.done
 		http.DefaultClient.CloseIdleConnections()
 	})
 	return p
