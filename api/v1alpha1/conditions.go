@@ -344,6 +344,4 @@ const (
 	FinalizerBroker = "shove.dev/broker-in-use"
 	// FinalizerTopology runs a deletionPolicy other than Retain, for a bounded time.
 	FinalizerTopology = "shove.dev/topology"
-	// FinalizerConsumerGroup takes injected configuration back.
-	FinalizerConsumerGroup = "shove.dev/consumergroup"
 )
