@@ -2,10 +2,12 @@ package controllers
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,7 +26,9 @@ import (
 	applyapps "k8s.io/client-go/applyconfigurations/apps/v1"
 	applycore "k8s.io/client-go/applyconfigurations/core/v1"
 	applymeta "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/broker"
@@ -526,4 +532,103 @@ func (s *shop) noSecrets() {
 			s.t.Errorf("Secret %s has keys %v", o.Name, sortedKeys(o.Data))
 		}
 	}
+}
+
+func TestStatefulSetsAreWorkloadsToo(t *testing.T) {
+	s := openShop(t)
+	d := deployment("worker")
+	w := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "worker", Annotations: d.Annotations}}
+	w.Spec.Selector, w.Spec.Template = d.Spec.Selector, d.Spec.Template
+	g := group("worker", "orders", "worker")
+	g.Spec.WorkloadRef.Kind = v1alpha1.WorkloadStatefulSet
+	s.create(w, g)
+	before := w.DeepCopy()
+	s.ready(g)
+	s.get(w)
+	if len(w.Spec.Template.Spec.Volumes) != 1 || len(w.Spec.Template.Spec.Containers[0].VolumeMounts) != 1 {
+		t.Errorf("pod template: %+v", w.Spec.Template.Spec)
+	}
+	if err := s.client.Delete(context.Background(), g); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		s.get(w)
+		if diff := cmp.Diff(before.Spec, w.Spec); diff != "" {
+			return fmt.Errorf("spec (-before +after):\n%s", diff)
+		}
+		return nil
+	})
+}
+
+// TestNothingOfTheInjectionShowsASecret reads everything that people may read.
+func TestNothingOfTheInjectionShowsASecret(t *testing.T) {
+	s := openShop(t)
+	d, g := deployment("worker"), group("worker", "orders", "worker")
+	s.create(d, g)
+	s.ready(g)
+	s.event(g, v1alpha1.ReasonReady)
+	for _, list := range []client.ObjectList{&corev1.ConfigMapList{}, &appsv1.DeploymentList{}, &v1alpha1.ConsumerGroupList{}, &eventsv1.EventList{}} {
+		if err := s.client.List(context.Background(), list, client.InNamespace(s.ns)); err != nil {
+			t.Fatal(err)
+		}
+		text, err := json.Marshal(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, secret := range []string{secretPassword, base64.StdEncoding.EncodeToString([]byte(secretPassword))} {
+			if strings.Contains(string(text), secret) {
+				t.Errorf("%T shows a secret", list)
+			}
+		}
+	}
+}
+
+// TestTheRightsSuffice runs the operator with the rights of the generated role and no others.
+func TestTheRightsSuffice(t *testing.T) {
+	s := &shop{cluster: connect(t), pods: &fakePods{reports: map[string]PodReport{}}, driver: rabbitInMemory()}
+	user := "operator-of-" + s.ns
+	role, err := os.ReadFile("../config/rbac/role.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, doc := range strings.Split(strings.TrimPrefix(string(role), "---\n"), "---\n") {
+		var r rbacv1.Role // a ClusterRole has the same rules
+		if err := yaml.UnmarshalStrict([]byte(doc), &r); err != nil {
+			t.Fatal(err)
+		}
+		name := fmt.Sprintf("operator-%d", i)
+		s.create(&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: r.Rules},
+			&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
+				Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}})
+	}
+	s.cfg = rest.CopyConfig(s.cfg)
+	s.cfg.Impersonate.UserName = user
+	s.create(secret("rabbit-admin", map[string]string{"username": "admin", "password": secretPassword}))
+	s.open()
+	d, g := deployment("worker"), group("worker", "orders", "worker")
+	topo := orders("orders", "rabbit")
+	topo.Spec.DeletionPolicy = v1alpha1.DeletionDelete
+	topo.Spec.Publishers = []v1alpha1.WorkloadReference{{Kind: v1alpha1.WorkloadDeployment, Name: "worker"}}
+	s.create(rabbitBroker("rabbit", "amqp://rabbit/", ""), topo, d, g)
+	before := d.DeepCopy()
+	s.ready(g)
+	s.conditionIs(topo, v1alpha1.ConditionInjected, metaTrue, "")
+	p := s.pod("worker-1", d, time.Now())
+	s.pods.set(p.Name, PodReport{Generation: g.Status.ConfigGeneration})
+	s.conditionIs(g, v1alpha1.ConditionConfigDelivered, metaTrue, "")
+	s.patch(g, func() { g.Spec.Prefetch = ptr(int32(7)) })
+	testenv.Eventually(t, patience, func() error {
+		s.get(p)
+		if p.Annotations[v1alpha1.AnnotationConfigGeneration] == "" {
+			return errors.New("the pod is not annotated")
+		}
+		return nil
+	})
+	s.event(g, v1alpha1.ReasonReady)
+	for _, o := range []client.Object{g, topo} {
+		if err := s.client.Delete(context.Background(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.taken(before, d)
 }
