@@ -24,8 +24,8 @@ const closeClientTimeout = 10 * time.Second
 
 // client returns the connection to a broker; release says that the caller is done with it.
 func (r *Runtime) client(ctx context.Context, b config.Broker) (c broker.Client, release func(), err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.clientsMu.Lock()
+	defer r.clientsMu.Unlock()
 	if r.closed {
 		return nil, nil, fmt.Errorf("the runtime ended: %w", broker.ErrClosed)
 	}
@@ -57,8 +57,8 @@ func (r *Runtime) client(ctx context.Context, b config.Broker) (c broker.Client,
 }
 
 func (r *Runtime) releaseClient(c *sharedClient) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.clientsMu.Lock()
+	defer r.clientsMu.Unlock()
 	c.users--
 	if c.replaced && c.users == 0 {
 		r.closeReplaced(c)
@@ -77,8 +77,8 @@ func (r *Runtime) closeReplaced(c *sharedClient) {
 
 // closeClients ends every connection.
 func (r *Runtime) closeClients() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.clientsMu.Lock()
+	defer r.clientsMu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), closeClientTimeout)
 	defer cancel()
 	var errs []error

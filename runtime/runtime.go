@@ -33,8 +33,11 @@ type Runtime struct {
 	values     context.Context
 	onError    OnError
 
-	mu        sync.Mutex
+	// clientsMu is held while connecting, so nothing else may wait for it.
+	clientsMu sync.Mutex
 	clients   map[string]*sharedClient // by broker name
+
+	mu        sync.Mutex
 	consumers []*consumer
 	reloadErr error
 	restart   []string
