@@ -62,6 +62,9 @@ func (a *admin) Server(ctx context.Context) (broker.Server, error) {
 	if a.management != nil && out.DetailsErr == nil && !c.version.atLeast(4, 0) {
 		off, err := a.management.flagOff(ctx, "stream_queue")
 		switch {
+		case errors.Is(err, broker.ErrUnauthorized): // the API shows flags to administrators only
+			out.Warnings = append(out.Warnings, "whether the feature flag stream_queue is on is shown to administrators only, and held messages whose target is missing are lost without it: "+
+				"look once with rabbitmqctl list_feature_flags, or give this user the tag administrator")
 		case err != nil:
 			out.Warnings = append(out.Warnings, "the feature flag stream_queue could not be read: "+err.Error())
 		case off:
