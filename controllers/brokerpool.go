@@ -110,6 +110,10 @@ func (p *brokerPool) ensure(ctx context.Context, uid types.UID, name types.Names
 	}
 	p.mu.Unlock()
 	e.swap(&connection{admin: admin, key: key})
+	if p.entry(uid) != e { // removed in the meantime
+		e.swap(nil)
+		return nil, errNotConnected
+	}
 	return e, nil
 }
 

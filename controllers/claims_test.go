@@ -88,10 +88,8 @@ func TestClaims_DerivedNames(t *testing.T) {
 	f := newFakeServer("cluster-a")
 	s := step(t, f.driver())
 	s.connected("rabbit")
-	s.declared(orders("orders", "rabbit"))
-	thief := orders("orders-hold-5s", "rabbit")
-	s.nextSecond(thief)
-	s.declared(thief)
+	s.nextSecond(s.declared(orders("orders", "rabbit")))
+	thief := s.declared(orders("orders-hold-5s", "rabbit"))
 	if got := state(thief, v1alpha1.ConditionStalled); got != "True/Conflict" {
 		t.Errorf("Stalled: %s%s", got, describe(thief))
 	}

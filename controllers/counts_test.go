@@ -280,6 +280,26 @@ func TestObserver_JoinsReads(t *testing.T) {
 	if n := f.count("Observe"); n > 10 {
 		t.Errorf("%d calls for %d reads at once", n, readers)
 	}
+	// What is wrong with one is not wrong with the others.
+	f.latency = 0
+	for i := range 3 {
+		work.Go(func() error {
+			d, err := render.Declaration(orders(fmt.Sprintf("t-%d", i), "rabbit"), topology.RabbitMQ)
+			if err != nil {
+				return err
+			}
+			if i == 1 {
+				d.Topology.Sequenced = &topology.Sequenced{} // which the fake refuses
+			}
+			if _, err = observer.observe(t.Context(), d); (err != nil) != (i == 1) {
+				return fmt.Errorf("declaration %d: %v", i, err)
+			}
+			return nil
+		})
+	}
+	if err := work.Wait(); err != nil {
+		t.Error(err)
+	}
 	// A caller that gives up does not fail the others.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -171,13 +172,15 @@ func (o *observer) sample(key types.NamespacedName) map[string]broker.Depth {
 
 // observe looks at one declaration, together with whoever else wants to look.
 func (o *observer) observe(ctx context.Context, d broker.Declaration) (broker.Observation, error) {
-	return o.looks.join(ctx, d, func(ctx context.Context, all []broker.Declaration) (out []broker.Observation, err error) {
-		err = o.entry.do(ctx, func(ctx context.Context, a broker.Admin) error {
-			out, err = a.Observe(ctx, all)
-			return err
-		})
-		return out, err
+	return o.looks.join(ctx, d, o.lookAt)
+}
+
+func (o *observer) lookAt(ctx context.Context, all []broker.Declaration) (out []broker.Observation, err error) {
+	err = o.entry.do(ctx, func(ctx context.Context, a broker.Admin) error {
+		out, err = a.Observe(ctx, all)
+		return err
 	})
+	return out, err
 }
 
 // depths counts the messages in queues, together with whoever else wants to count.
@@ -234,18 +237,14 @@ func (o *observer) resyncAll(ctx context.Context) {
 	if len(keys) == 0 {
 		return
 	}
-	var seen []broker.Observation
-	err := o.entry.do(ctx, func(ctx context.Context, a broker.Admin) (err error) {
-		seen, err = a.Observe(ctx, decls)
-		return err
-	})
-	if err != nil || len(seen) != len(keys) {
-		return // do has told of a lost connection; anything else is looked at again next time
-	}
+	seen := oneByOne(ctx, decls, o.lookAt)
 	var changed []types.NamespacedName
 	o.mu.Lock()
 	for i, k := range keys {
-		if s := o.subjects[k]; s != nil && s.version == versions[i] && s.seen != fingerprint(seen[i]) {
+		if seen[i].err != nil {
+			continue // do has told of a lost connection; anything else is looked at again next time
+		}
+		if s := o.subjects[k]; s != nil && s.version == versions[i] && s.seen != fingerprint(seen[i].out) {
 			changed = append(changed, k)
 		}
 	}
@@ -386,15 +385,39 @@ func (b *batch[In, Out]) lead(ctx context.Context, call func(context.Context, []
 		for i, it := range items {
 			in[i] = it.in
 		}
-		out, err := call(ctx, in)
-		if err == nil && len(out) != len(in) {
-			err = fmt.Errorf("%d answers to %d questions", len(out), len(in))
-		}
-		for i, it := range items {
-			if it.err = err; err == nil {
-				it.out = out[i]
-			}
-			close(it.done)
+		for i, res := range oneByOne(ctx, in, call) {
+			items[i].out, items[i].err = res.out, res.err
+			close(items[i].done)
 		}
 	}
+}
+
+type result[Out any] struct {
+	out Out
+	err error
+}
+
+// oneByOne makes one call for all, and one for each where the broker refuses that: what is wrong with one Topology,
+// such as a right that is missing for its name, is not wrong with the others. A broker that is down is asked once.
+func oneByOne[In, Out any](ctx context.Context, in []In, call func(context.Context, []In) ([]Out, error)) []result[Out] {
+	results := make([]result[Out], len(in))
+	out, err := call(ctx, in)
+	if err == nil && len(out) != len(in) {
+		err = fmt.Errorf("%d answers to %d questions", len(out), len(in))
+	}
+	switch {
+	case err == nil:
+		for i := range out {
+			results[i].out = out[i]
+		}
+	case len(in) == 1 || errors.Is(err, broker.ErrUnavailable) || ctx.Err() != nil:
+		for i := range results {
+			results[i].err = err
+		}
+	default:
+		for i := range in {
+			results[i] = oneByOne(ctx, in[i:i+1], call)[0]
+		}
+	}
+	return results
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -210,17 +211,27 @@ func plainURL(t testing.TB, raw string) string {
 	return u.String()
 }
 
-// The server restarts: one connection again, and everything is as it was.
-func TestRabbitMQ_Restart(t *testing.T) {
-	server := testenv.StartRabbitMQ(t, rabbitserver.Options{})
+// A private authority is trusted by name of its Secret, and a client certificate is shown. The server restarts: one
+// connection again, and everything is as it was.
+func TestRabbitMQ_TLSAndRestart(t *testing.T) {
+	server := testenv.StartRabbitMQ(t, rabbitserver.Options{TLS: true, RequireClient: true})
 	c := start(t, rabbitmq.Driver)
 	u, err := url.Parse(server.URL)
 	if err != nil {
 		t.Fatal("a URL of the test server does not parse")
 	}
 	password, _ := u.User.Password()
-	b := rabbitBroker("rabbit", plainURL(t, server.URL), plainURL(t, server.ManagementURL))
-	c.create(secret("rabbit-admin", map[string]string{"username": u.User.Username(), "password": password}), b)
+	b := rabbitBroker("rabbit", plainURL(t, server.TLSURL), plainURL(t, server.ManagementURL))
+	ca := secret("ca", map[string]string{"ca.crt": ""})
+	b.Spec.TLS = &v1alpha1.BrokerTLS{CASecretRef: &v1alpha1.SecretReference{Name: "ca"}, ClientCertSecretRef: &v1alpha1.SecretReference{Name: "client"}}
+	c.create(secret("rabbit-admin", map[string]string{"username": u.User.Username(), "password": password}), ca, b,
+		secret("client", map[string]string{"tls.crt": pem(t, server.Certificates.ClientCert), "tls.key": pem(t, server.Certificates.ClientKey)}))
+	c.stalled(b, v1alpha1.ReasonSecretKeyMissing)
+	ca.StringData = map[string]string{"ca.crt": otherAuthority(t)}
+	c.update(ca)
+	c.waits(b, v1alpha1.ReasonTLSFailed)
+	ca.StringData = map[string]string{"ca.crt": pem(t, server.Certificates.CA)}
+	c.update(ca)
 	c.ready(b)
 	topo := orders("orders", "rabbit")
 	c.create(topo)
@@ -240,4 +251,22 @@ func TestRabbitMQ_Restart(t *testing.T) {
 	})
 	c.ready(late)
 	c.ready(topo)
+}
+
+func pem(t testing.TB, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func otherAuthority(t testing.TB) string {
+	t.Helper()
+	certs, err := rabbitserver.NewCertificates(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem(t, certs.CA)
 }

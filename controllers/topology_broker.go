@@ -139,7 +139,7 @@ func (n *namespaceLabels) labels(ctx context.Context, name string) (map[string]s
 	ns := &metav1.PartialObjectMetadata{}
 	ns.SetGroupVersionKind(namespaceKind)
 	err := n.live.Get(ctx, client.ObjectKey{Name: name}, ns)
-	if err != nil && !apierrors.IsNotFound(err) {
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) { // then it has none that can be matched
 		return nil, fmt.Errorf("read labels of namespace %q: %w", name, err)
 	}
 	n.mu.Lock()

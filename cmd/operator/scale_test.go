@@ -1,0 +1,272 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/shove-dev/shove/api/v1alpha1"
+	"github.com/shove-dev/shove/internal/testenv"
+	"github.com/shove-dev/shove/internal/testenv/kubeenv"
+)
+
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard())
+	testenv.Main(m)
+}
+
+// BenchmarkThousandTopologies runs the built operator against a real API server and a real RabbitMQ: 1,000 Topologies
+// of four queues each on one Broker. Targets: all Ready within 60 s on two cores, under 150 MB resident, one
+// connection, and a resync that writes nothing. SHOVE_BENCH_TOPOLOGIES is another number.
+func BenchmarkThousandTopologies(b *testing.B) {
+	n := 1000
+	if s := os.Getenv("SHOVE_BENCH_TOPOLOGIES"); s != "" {
+		var err error
+		if n, err = strconv.Atoi(s); err != nil {
+			b.Fatal(err)
+		}
+	}
+	bin := filepath.Join(b.TempDir(), "operator")
+	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+		b.Fatalf("build the operator: %v\n%s", err, out)
+	}
+	for range b.N {
+		thousand(b, bin, n)
+	}
+}
+
+func thousand(b *testing.B, bin string, n int) {
+	cfg := kubeenv.ControlPlane(b)
+	ns := kubeenv.Namespace(b, cfg)
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			b.Fatal(err)
+		}
+	}
+	c, err := client.New(cfg, client.Options{Scheme: scheme})
+	if err != nil {
+		b.Fatal(err)
+	}
+	vhost := testenv.RabbitMQ(b).Vhost(b)
+	metrics := "127.0.0.1:" + freePort(b)
+	op := startOperator(b, bin, cfg, "--namespaces="+ns, "--metrics-address="+metrics, "--health-address=0")
+
+	const resync = 30 * time.Second
+	onRabbit(b, c, ns, vhost, resync)
+	start := time.Now()
+	create(b, c, ns, n)
+	created := time.Since(start)
+	testenv.Eventually(b, 10*time.Minute, func() error { return allReady(c, ns, n) })
+	ready := time.Since(start)
+
+	settle := countInterval + resync // the first counts are written once
+	time.Sleep(settle)
+	before := writes(b, metrics)
+	time.Sleep(2 * resync)
+	b.ReportMetric(created.Seconds(), "s-to-create")
+	b.ReportMetric(ready.Seconds(), "s-to-ready")
+	b.ReportMetric(float64(writes(b, metrics)-before), "writes/2-resyncs")
+	b.ReportMetric(residentPeak(b, op), "MB-resident-peak")
+	b.ReportMetric(float64(connections(b, vhost)), "connections")
+	b.ReportMetric(cpuSeconds(b, op), "CPU-s")
+	b.ReportMetric(0, "ns/op")
+}
+
+// countInterval is the time between two counts of all messages, as in the controllers.
+const countInterval = 15 * time.Second
+
+func onRabbit(b *testing.B, c client.Client, ns string, v testenv.RabbitMQVhost, resync time.Duration) {
+	u, err := url.Parse(v.URL)
+	if err != nil {
+		b.Fatal("a URL of the test server does not parse")
+	}
+	password, _ := u.User.Password()
+	user := u.User.Username()
+	m, err := url.Parse(v.ManagementURL)
+	if err != nil {
+		b.Fatal("a URL of the test server does not parse")
+	}
+	u.User, m.User = nil, nil
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "admin", Namespace: ns}, StringData: map[string]string{"username": user, "password": password}}
+	broker := &v1alpha1.Broker{ObjectMeta: metav1.ObjectMeta{Name: "rabbit", Namespace: ns}}
+	broker.Spec.RabbitMQ = &v1alpha1.RabbitMQBroker{URL: u.String(), Management: &v1alpha1.RabbitMQManagement{URL: m.String()}}
+	broker.Spec.Credentials = &v1alpha1.CredentialsSource{SecretRef: v1alpha1.SecretReference{Name: "admin"}}
+	broker.Spec.ResyncInterval = &metav1.Duration{Duration: resync}
+	for _, o := range []client.Object{secret, broker} {
+		if err := c.Create(context.Background(), o); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func create(b *testing.B, c client.Client, ns string, n int) {
+	var work errgroup.Group
+	work.SetLimit(8)
+	for i := range n {
+		work.Go(func() error {
+			t := &v1alpha1.Topology{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("t-%04d", i), Namespace: ns}}
+			t.Spec.BrokerRef.Name = "rabbit"
+			t.Spec.HoldQueues = []v1alpha1.HoldQueue{{Delay: metav1.Duration{Duration: 5 * time.Second}}, {Delay: metav1.Duration{Duration: 30 * time.Second}}}
+			t.Spec.DeadLetter = &v1alpha1.DeadLetter{}
+			return c.Create(context.Background(), t)
+		})
+	}
+	if err := work.Wait(); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func allReady(c client.Client, ns string, n int) error {
+	var list v1alpha1.TopologyList
+	if err := c.List(context.Background(), &list, client.InNamespace(ns)); err != nil {
+		return err
+	}
+	ready := 0
+	for i := range list.Items {
+		if meta.IsStatusConditionTrue(list.Items[i].Status.Conditions, v1alpha1.ConditionReady) {
+			ready++
+		}
+	}
+	if ready != n {
+		time.Sleep(time.Second) // listing is work for the API server
+		return fmt.Errorf("%d of %d are ready", ready, n)
+	}
+	return nil
+}
+
+// startOperator starts the built operator, which ends with the benchmark.
+func startOperator(b *testing.B, bin string, cfg *rest.Config, args ...string) *exec.Cmd {
+	kubeconfig := clientcmdapi.NewConfig()
+	kubeconfig.Clusters["test"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
+	kubeconfig.AuthInfos["test"] = &clientcmdapi.AuthInfo{ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData}
+	kubeconfig.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
+	kubeconfig.CurrentContext = "test"
+	path := filepath.Join(b.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*kubeconfig, path); err != nil {
+		b.Fatal(err)
+	}
+	var log bytes.Buffer
+	op := exec.Command(bin, args...)
+	op.Env = append(os.Environ(), "KUBECONFIG="+path)
+	op.Stdout, op.Stderr = &log, &log
+	op.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := op.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = op.Process.Signal(syscall.SIGTERM)
+		if err := op.Wait(); err != nil {
+			b.Errorf("the operator ended with: %v\n%s", err, log.String())
+		}
+	})
+	return op
+}
+
+func freePort(b *testing.B) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	return port
+}
+
+var request = regexp.MustCompile(`(?m)^rest_client_requests_total\{.*method="(PATCH|POST|PUT|DELETE)".*\} ([0-9.e+]+)$`)
+
+// writes are the requests of the operator that write to the API server.
+func writes(b *testing.B, address string) int {
+	res, err := http.Get("http://" + address + "/metrics") //nolint:noctx // of a benchmark
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		b.Fatal(err)
+	}
+	sum := 0.0
+	for _, m := range request.FindAllStringSubmatch(string(text), -1) {
+		n, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		sum += n
+	}
+	return int(sum)
+}
+
+// residentPeak is the most memory that the operator had, in MB.
+func residentPeak(b *testing.B, op *exec.Cmd) float64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", op.Process.Pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kb, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			return kb / 1024
+		}
+	}
+	b.Fatal("no VmHWM")
+	return 0
+}
+
+// cpuSeconds is what the operator has used.
+func cpuSeconds(b *testing.B, op *exec.Cmd) float64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", op.Process.Pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	ticks := 0.0
+	for _, f := range fields[11:13] { // utime and stime, in hundredths of a second
+		t, err := strconv.ParseFloat(f, 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		ticks += t
+	}
+	return ticks / 100
+}
+
+func connections(b *testing.B, v testenv.RabbitMQVhost) int {
+	var list []struct {
+		Name string `json:"name"`
+	}
+	v.Server.MustCall(b, http.MethodGet, "/api/vhosts/"+v.Name+"/connections", nil, &list)
+	return len(list)
+}
