@@ -279,3 +279,24 @@ func (l *ledger) check(t *testing.T) {
 		t.Error("nothing was published")
 	}
 }
+
+// The server takes back what is held for longer than its consumer timeout: up to 4.2 by closing the channel, from 4.3
+// on by cancelling the consumer, which ignores a late acknowledgement without a word.
+func TestConsumerTimeout(t *testing.T) {
+	srv := testenv.StartRabbitMQ(t, rabbitserver.Options{ConsumerTimeout: 2 * time.Second})
+	b := benchOn(t, srv.Vhost(t), "")
+	d := b.declare(orders(), "")
+	s := b.subscribe(d, 10)
+	b.publish("orders", numbered(2)...)
+	held := receive(t, s, 2)
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	defer cancel()
+	if _, err := s.Receive(ctx); !errors.Is(err, broker.ErrLost) {
+		t.Fatalf("Receive: %v, want ErrLost", err)
+	}
+	if err := settleItem(t, s.Settle(ctx, act(settle.Done, held[0])), 0); !errors.Is(err, broker.ErrLost) {
+		t.Errorf("a late acknowledgement: %v, want ErrLost", err)
+	}
+	fresh := b.subscribe(d, 10)
+	mustSettle(t, fresh, act(settle.Done, receive(t, fresh, 2)...))
+}

@@ -178,6 +178,10 @@ func processExists(pid int) bool {
 // serverEnv is the whole environment of the server: nothing of the caller's leaks in, and no file under /etc is read.
 func serverEnv(s *Server, dir string) []string {
 	in := func(name string) string { return dir + "/" + name }
+	args := "-kernel inet_dist_use_interface {127,0,0,1}"
+	if s.opts.ConsumerTimeout > 0 { // up to 4.2 it is looked at once a minute otherwise
+		args += " -rabbit channel_tick_interval 500"
+	}
 	return []string{
 		"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "HOME=" + dir,
 		"ERL_EPMD_PORT=" + strconv.Itoa(s.ports.epmd), "ERL_EPMD_ADDRESS=127.0.0.1",
@@ -187,7 +191,7 @@ func serverEnv(s *Server, dir string) []string {
 		"RABBITMQ_MNESIA_BASE=" + in("data"), "RABBITMQ_LOG_BASE=" + dir, "RABBITMQ_LOGS=" + in("rabbit.log"),
 		"RABBITMQ_SCHEMA_DIR=" + in("schema"), "RABBITMQ_GENERATED_CONFIG_DIR=" + in("generated"),
 		"RABBITMQ_PID_FILE=" + in("pid"), "RABBITMQ_DIST_PORT=" + strconv.Itoa(s.ports.dist),
-		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=-kernel inet_dist_use_interface {127,0,0,1}",
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=" + args,
 	}
 }
 
