@@ -104,6 +104,7 @@ func (r *brokerReconciler) open(ctx context.Context, s *brokerScope, driver brok
 		return driver.OpenAdmin(ctx, cfg)
 	})
 	if err != nil {
+		r.metrics.backendError(driver.Kind, err)
 		return nil, err
 	}
 	if entry.currentEpoch() == epoch {

@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -152,10 +156,10 @@ func TestMetrics_DepthsAreLive(t *testing.T) {
 	want := `
 # HELP shove_queue_inflight Messages of a queue that consumers have received and not settled. Without a series: unknown.
 # TYPE shove_queue_inflight gauge
-shove_queue_inflight{namespace="NS",role="DeadLetter",topic="orders-dlq",topology="orders"} 0
-shove_queue_inflight{namespace="NS",role="Hold",topic="orders-hold-30s",topology="orders"} 0
-shove_queue_inflight{namespace="NS",role="Hold",topic="orders-hold-5s",topology="orders"} 0
-shove_queue_inflight{namespace="NS",role="Main",topic="orders",topology="orders"} 3
+shove_queue_inflight{namespace="NS",queue="orders",role="Main",topic="orders"} 3
+shove_queue_inflight{namespace="NS",queue="orders-dlq",role="DeadLetter",topic="orders"} 0
+shove_queue_inflight{namespace="NS",queue="orders-hold-30s",role="Hold",topic="orders"} 0
+shove_queue_inflight{namespace="NS",queue="orders-hold-5s",role="Hold",topic="orders"} 0
 `
 	if err := testutil.CollectAndCompare(collector, strings.NewReader(strings.ReplaceAll(want, "NS", s.ns)), "shove_queue_inflight"); err != nil {
 		t.Error(err)
@@ -305,5 +309,34 @@ func TestObserver_JoinsReads(t *testing.T) {
 	cancel()
 	if _, err := observer.observe(ctx, broker.Declaration{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled read ends with %v", err)
+	}
+}
+
+// docs/metrics.md has a row for each of the operator's metrics, with its labels.
+func TestMetrics_AreDocumented(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(testenv.RepositoryRoot(t), "docs", "metrics.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := newOperatorMetrics(prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	descriptions := make(chan *prometheus.Desc, 100)
+	for _, c := range []prometheus.Collector{m.connections, m.brokerUp, m.backendErrors, m.repairs, newDepthCollector(nil)} {
+		c.Describe(descriptions)
+	}
+	close(descriptions)
+	described := regexp.MustCompile(`fqName: "([^"]+)".*variableLabels: \{([^}]*)\}`)
+	for d := range descriptions {
+		found := described.FindStringSubmatch(d.String())
+		if found == nil {
+			t.Fatalf("cannot read %s", d)
+		}
+		labels := "`" + strings.ReplaceAll(found[2], ",", "`, `") + "`"
+		row := regexp.MustCompile("(?m)^\\| `" + found[1] + "` \\| \\w+ \\| " + labels + " \\|")
+		if !row.Match(text) {
+			t.Errorf("docs/metrics.md has no row for %s with the labels %s", found[1], labels)
+		}
 	}
 }

@@ -17,6 +17,7 @@ const (
 	labelTopic     = "topic"
 	labelNamespace = "namespace"
 	labelTopology  = "topology"
+	labelQueue     = "queue"
 	labelRole      = "role"
 	labelBroker    = "broker"
 	labelBackend   = "backend"
@@ -39,7 +40,7 @@ func newOperatorMetrics(reg prometheus.Registerer) (*operatorMetrics, error) {
 		brokerUp: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "shove_broker_up",
 			Help: "1 while the operator's connection to a Broker works, else 0."}, []string{labelNamespace, labelBroker}),
 		backendErrors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "shove_backend_errors_total",
-			Help: "Failed calls to brokers, by what went wrong."}, []string{labelBackend, labelKind}),
+			Help: "Failed calls to brokers, by kind: connection or topology."}, []string{labelBackend, labelKind}),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "shove_topology_repairs_total",
 			Help: "Repairs of what somebody else changed or deleted on a broker."}, []string{labelNamespace, labelTopology}),
 	}
@@ -55,19 +56,12 @@ func (m *operatorMetrics) backendError(kind topology.Kind, err error) {
 	m.backendErrors.WithLabelValues(string(kind), errorKind(err)).Inc()
 }
 
+// errorKind is one of the kinds that the runtime uses.
 func errorKind(err error) string {
-	for _, k := range []struct {
-		is   error
-		name string
-	}{
-		{broker.ErrUnauthorized, "unauthorized"}, {broker.ErrConflict, "conflict"}, {broker.ErrNotFound, "not_found"},
-		{broker.ErrUnsupported, "unsupported"}, {broker.ErrUnavailable, "unavailable"}, {context.DeadlineExceeded, "timeout"},
-	} {
-		if errors.Is(err, k.is) {
-			return k.name
-		}
+	if errors.Is(err, broker.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+		return "connection"
 	}
-	return "other"
+	return "topology"
 }
 
 func (m *operatorMetrics) connectionClosed(name types.NamespacedName) {
@@ -97,7 +91,7 @@ type depthCollector struct {
 }
 
 func newDepthCollector(pool *brokerPool) *depthCollector {
-	labels := []string{labelTopic, labelNamespace, labelTopology, labelRole}
+	labels := []string{labelTopic, labelNamespace, labelQueue, labelRole}
 	return &depthCollector{pool: pool,
 		backlog:  prometheus.NewDesc("shove_queue_backlog", "Messages that wait in a queue: for a consumer, or in a hold queue for their time. Without a series: unknown.", labels, nil),
 		inflight: prometheus.NewDesc("shove_queue_inflight", "Messages of a queue that consumers have received and not settled. Without a series: unknown.", labels, nil),
@@ -111,7 +105,7 @@ func (c *depthCollector) Describe(ch chan<- *prometheus.Desc) { ch <- c.backlog;
 func (c *depthCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, e := range c.pool.all() {
 		e.observer.each(func(t types.NamespacedName, q trackedQueue, d broker.Depth) {
-			labels := []string{q.name, t.Namespace, t.Name, string(q.role)}
+			labels := []string{t.Name, t.Namespace, q.name, string(q.role)}
 			if d.Ready.Known {
 				ch <- prometheus.MustNewConstMetric(c.backlog, prometheus.GaugeValue, float64(d.Ready.N), labels...)
 			}

@@ -5,41 +5,26 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/internal/testenv"
 	"github.com/shove-dev/shove/internal/testenv/kubeenv"
 )
-
-func TestMain(m *testing.M) {
-	ctrl.SetLogger(logr.Discard())
-	testenv.Main(m)
-}
 
 // BenchmarkThousandTopologies runs the built operator against a real API server and a real RabbitMQ: 1,000 Topologies
 // of four queues each on one Broker. Targets: all Ready within 60 s on two cores, under 150 MB resident, one
@@ -52,10 +37,7 @@ func BenchmarkThousandTopologies(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	bin := filepath.Join(b.TempDir(), "operator")
-	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
-		b.Fatalf("build the operator: %v\n%s", err, out)
-	}
+	bin := build(b)
 	for range b.N {
 		thousand(b, bin, n)
 	}
@@ -64,16 +46,7 @@ func BenchmarkThousandTopologies(b *testing.B) {
 func thousand(b *testing.B, bin string, n int) {
 	cfg := kubeenv.ControlPlane(b)
 	ns := kubeenv.Namespace(b, cfg)
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, v1alpha1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			b.Fatal(err)
-		}
-	}
-	c, err := client.New(cfg, client.Options{Scheme: scheme})
-	if err != nil {
-		b.Fatal(err)
-	}
+	c := newClient(b, cfg)
 	vhost := testenv.RabbitMQ(b).Vhost(b)
 	metrics := "127.0.0.1:" + freePort(b)
 	op := startOperator(b, bin, cfg, "--namespaces="+ns, "--metrics-address="+metrics, "--health-address=0")
@@ -102,16 +75,17 @@ func thousand(b *testing.B, bin string, n int) {
 // countInterval is the time between two counts of all messages, as in the controllers.
 const countInterval = 15 * time.Second
 
-func onRabbit(b *testing.B, c client.Client, ns string, v testenv.RabbitMQVhost, resync time.Duration) {
+func onRabbit(tb testing.TB, c client.Client, ns string, v testenv.RabbitMQVhost, resync time.Duration) {
+	tb.Helper()
 	u, err := url.Parse(v.URL)
 	if err != nil {
-		b.Fatal("a URL of the test server does not parse")
+		tb.Fatal("a URL of the test server does not parse")
 	}
 	password, _ := u.User.Password()
 	user := u.User.Username()
 	m, err := url.Parse(v.ManagementURL)
 	if err != nil {
-		b.Fatal("a URL of the test server does not parse")
+		tb.Fatal("a URL of the test server does not parse")
 	}
 	u.User, m.User = nil, nil
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "admin", Namespace: ns}, StringData: map[string]string{"username": user, "password": password}}
@@ -121,12 +95,13 @@ func onRabbit(b *testing.B, c client.Client, ns string, v testenv.RabbitMQVhost,
 	broker.Spec.ResyncInterval = &metav1.Duration{Duration: resync}
 	for _, o := range []client.Object{secret, broker} {
 		if err := c.Create(context.Background(), o); err != nil {
-			b.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 }
 
-func create(b *testing.B, c client.Client, ns string, n int) {
+func create(tb testing.TB, c client.Client, ns string, n int) {
+	tb.Helper()
 	var work errgroup.Group
 	work.SetLimit(8)
 	for i := range n {
@@ -139,7 +114,7 @@ func create(b *testing.B, c client.Client, ns string, n int) {
 		})
 	}
 	if err := work.Wait(); err != nil {
-		b.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
@@ -159,47 +134,6 @@ func allReady(c client.Client, ns string, n int) error {
 		return fmt.Errorf("%d of %d are ready", ready, n)
 	}
 	return nil
-}
-
-// startOperator starts the built operator, which ends with the benchmark.
-func startOperator(b *testing.B, bin string, cfg *rest.Config, args ...string) *exec.Cmd {
-	kubeconfig := clientcmdapi.NewConfig()
-	kubeconfig.Clusters["test"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
-	kubeconfig.AuthInfos["test"] = &clientcmdapi.AuthInfo{ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData}
-	kubeconfig.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
-	kubeconfig.CurrentContext = "test"
-	path := filepath.Join(b.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*kubeconfig, path); err != nil {
-		b.Fatal(err)
-	}
-	var log bytes.Buffer
-	op := exec.Command(bin, args...)
-	op.Env = append(os.Environ(), "KUBECONFIG="+path)
-	op.Stdout, op.Stderr = &log, &log
-	op.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := op.Start(); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		_ = op.Process.Signal(syscall.SIGTERM)
-		if err := op.Wait(); err != nil {
-			b.Errorf("the operator ended with: %v\n%s", err, log.String())
-		}
-	})
-	return op
-}
-
-func freePort(b *testing.B) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		b.Fatal(err)
-	}
-	return port
 }
 
 var request = regexp.MustCompile(`(?m)^rest_client_requests_total\{.*method="(PATCH|POST|PUT|DELETE)".*\} ([0-9.e+]+)$`)
