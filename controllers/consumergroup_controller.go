@@ -3,6 +3,8 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -138,6 +140,14 @@ func (r *groupReconciler) write(ctx context.Context, g *v1alpha1.ConsumerGroup, 
 		r.written.record(g, version)
 		log.FromContext(ctx).V(1).Info("Wrote status")
 	}
-	send(r.events, g, transitions(old.Conditions, status.Conditions, groupWarnings))
+	notes := transitions(old.Conditions, status.Conditions, groupWarnings)
+	if r.clock.Now().Sub(g.CreationTimestamp.Time) < settling {
+		notes = slices.DeleteFunc(notes, func(n note) bool { return waits[n.reason] })
+	}
+	send(r.events, g, notes)
 	return nil
 }
+
+// settling is how long after its creation a ConsumerGroup may wait for other objects without an event: they are often
+// applied together, in any order.
+const settling = 30 * time.Second
