@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -22,8 +24,13 @@ type cluster struct {
 	rest    *rest.Config
 	// images are what the Deployments name.
 	operatorImage, workerImage, publisherImage string
-	stop                                       func() error
+	// context is that of the user's kubeconfig; empty: the control plane is ours.
+	context string
+	stop    func() error
 }
+
+// mine says that the demo started the cluster.
+func (c *cluster) mine() bool { return c.context == "" }
 
 // startControlPlane starts an API server on this machine, and a stand-in for kubelet that runs pods as processes.
 func startControlPlane(ctx context.Context, dir string) (*cluster, error) {
@@ -78,10 +85,16 @@ func (c *cluster) runPods(ctx context.Context, dir string) (stop func() error) {
 	}
 }
 
-// useKubeconfig takes the current context of the user's kubeconfig.
-func useKubeconfig() (*cluster, error) {
+// useKubeconfig takes the current context of the user's kubeconfig, where the demo's namespaces must not exist: it
+// deletes them in the end.
+func useKubeconfig(ctx context.Context, dir string) (*cluster, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	loading := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil)
+	raw, err := loading.RawConfig()
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	cfg, err := loading.ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)
 	}
@@ -89,5 +102,66 @@ func useKubeconfig() (*cluster, error) {
 	if err != nil {
 		return nil, errors.New("CLUSTER=1 needs kubectl on the PATH")
 	}
-	return &cluster{rest: cfg, kubectl: kubectl{program: p, kubeconfig: os.Getenv("KUBECONFIG")}, stop: func() error { return nil }}, nil
+	tag := strings.ToLower(rand.Text()[:8])
+	c := &cluster{rest: cfg, kubectl: kubectl{program: p}, context: raw.CurrentContext, operatorImage: "docker.io/shove-dev/demo-operator:" + tag}
+	c.workerImage = "docker.io/shove-dev/demo-orders:" + tag
+	c.publisherImage = c.workerImage
+	found, err := c.kubectl.run(ctx, "get", "namespace", operatorNamespace, namespace, "--ignore-not-found", "-o", "name")
+	if err != nil {
+		return nil, err
+	}
+	if found != "" {
+		return nil, fmt.Errorf("%s exists in the cluster of context %q: the demo makes it and deletes it in the end, so it does not touch one that is there",
+			strings.Join(strings.Fields(found), " and "), c.context)
+	}
+	hadCRDs, err := c.kubectl.run(ctx, "get", "crd", "brokers.shove.dev", "--ignore-not-found", "-o", "name")
+	if err != nil {
+		return nil, err
+	}
+	c.stop = func() error { return c.removeAll(dir, hadCRDs != "") }
+	return c, c.loadImages(ctx, dir)
+}
+
+// loadImages makes the images of the operator and of the example and gets them into the nodes.
+func (c *cluster) loadImages(ctx context.Context, dir string) error {
+	command, err := loader(c.context, os.Getenv("LOAD"))
+	if err != nil {
+		return err
+	}
+	bin := filepath.Join(dir, "bin")
+	for file, image := range map[string]struct {
+		ref      string
+		programs []program
+	}{
+		"operator.tar": {c.operatorImage, []program{{"shove-operator", filepath.Join(bin, "operator")}}},
+		"orders.tar":   {c.workerImage, []program{{"orders-worker", filepath.Join(bin, "worker")}, {"orders-publisher", filepath.Join(bin, "publisher")}}},
+	} {
+		path := filepath.Join(dir, file)
+		if err := writeImage(path, image.ref, image.programs...); err != nil {
+			return fmt.Errorf("make image %s: %w", image.ref, err)
+		}
+		if err := loadImage(ctx, command, path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeAll deletes what the demo made in the user's cluster. The objects go before the operator that they wait for.
+func (c *cluster) removeAll(dir string, keepCRDs bool) error {
+	ctx := context.Background()
+	remove := func(args ...string) error {
+		_, err := c.kubectl.run(ctx, append([]string{"delete", "--ignore-not-found", "--wait", "--timeout=120s"}, args...)...)
+		return err
+	}
+	orders := filepath.Join(dir, "apply", "orders")
+	var errs []error
+	if _, err := os.Stat(orders); err == nil {
+		errs = append(errs, remove("-k", orders))
+	}
+	errs = append(errs, remove("namespace", namespace, operatorNamespace), remove("clusterrole", "shove-operator"))
+	if !keepCRDs {
+		errs = append(errs, remove("crd", "brokers.shove.dev", "topologies.shove.dev", "consumergroups.shove.dev"))
+	}
+	return errors.Join(errs...)
 }

@@ -11,23 +11,30 @@ import (
 	"time"
 )
 
-// kubectl runs kubectl with the demo's kubeconfig.
+// kubectl runs kubectl with a kubeconfig; empty: the user's own.
 type kubectl struct {
 	program    string
 	kubeconfig string
 }
 
+func (k kubectl) env() []string {
+	if k.kubeconfig == "" {
+		return os.Environ()
+	}
+	return append(os.Environ(), "KUBECONFIG="+k.kubeconfig)
+}
+
 // run returns what kubectl printed; an error holds what it complained about.
 func (k kubectl) run(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, k.program, args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+k.kubeconfig)
+	cmd.Env = k.env()
 	return output(cmd, "kubectl "+strings.Join(args, " "))
 }
 
 // stream runs kubectl and lets it print.
 func (k kubectl) stream(ctx context.Context, w io.Writer, args ...string) error {
 	cmd := exec.CommandContext(ctx, k.program, args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+k.kubeconfig)
+	cmd.Env = k.env()
 	cmd.Stdout, cmd.Stderr = w, w
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("kubectl %s: %w", strings.Join(args, " "), err)
@@ -45,11 +52,15 @@ func output(cmd *exec.Cmd, what string) (string, error) {
 	return stdout.String(), nil
 }
 
-// build compiles the programs into dir/operator, dir/worker and dir/publisher, with the flags that built this program, so
-// that little has to be compiled twice.
-func build(ctx context.Context, root, dir string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", dir+"/", "./cmd/operator", "./examples/orders/worker", "./examples/orders/publisher")
+// build compiles the programs into dir/operator, dir/worker and dir/publisher: static ones for images, else with the
+// flags that built this program, so that little has to be compiled twice.
+func build(ctx context.Context, root, dir string, static bool) error {
+	args := []string{"build", "-o", dir + "/"}
+	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/operator", "./examples/orders/worker", "./examples/orders/publisher")...)
 	cmd.Dir = root
+	if static {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
 	_, err := output(cmd, "go build")
 	return err
 }

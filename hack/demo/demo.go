@@ -18,6 +18,7 @@ type demo struct {
 	length    time.Duration
 	progress  *progress
 	ended     <-chan struct{}
+	external  bool // CLUSTER=1: on the cluster of the user's kubeconfig
 
 	rabbit  *rabbit
 	cluster *cluster
@@ -36,13 +37,17 @@ func (d *demo) start(ctx context.Context) error {
 			return d.progress.step(what, do)
 		}
 	}
+	cluster := "starting the API server"
+	if d.external {
+		cluster = "loading images into the cluster"
+	}
 	for _, s := range []func() error{
-		step("building operator, worker and publisher", func() error { return build(ctx, d.root, filepath.Join(d.dir, "bin")) }),
-		step("starting RabbitMQ", func() error { return d.startRabbit(ctx) }),
-		step("starting the API server", func() error { return d.startCluster(ctx) }),
+		step("building operator, worker and publisher", func() error { return build(ctx, d.root, filepath.Join(d.dir, "bin"), d.external) }),
+		step(cluster, func() error { return d.startCluster(ctx) }),
 		step("kubectl apply -k config (CRDs, RBAC, operator)", func() error { return d.applyOperator(ctx) }),
+		step("starting RabbitMQ", func() error { return d.startRabbit(ctx) }),
 		step("waiting for the operator", func() error {
-			_, err := d.cluster.kubectl.run(ctx, "-n", "shove-system", "rollout", "status", "deployment/shove-operator", "--timeout=90s")
+			_, err := d.cluster.kubectl.run(ctx, "-n", operatorNamespace, "rollout", "status", "deployment/shove-operator", "--timeout=90s")
 			return err
 		}),
 		step("kubectl apply -k examples/orders", func() error { return d.applyOrders(ctx) }),
@@ -51,13 +56,31 @@ func (d *demo) start(ctx context.Context) error {
 			return err
 		}
 	}
-	fmt.Fprintf(d.progress.out, "\nLook around in another terminal:\n  export KUBECONFIG=%s\n  kubectl -n %s get shove\nLogs of the pods: %s\n\n",
-		d.cluster.kubectl.kubeconfig, namespace, filepath.Join(d.dir, "pods"))
+	if d.cluster.mine() {
+		fmt.Fprintf(d.progress.out, "\nLook around in another terminal:\n  export KUBECONFIG=%s\n  kubectl -n %s get shove\nLogs of the pods: %s\n\n",
+			d.cluster.kubectl.kubeconfig, namespace, filepath.Join(d.dir, "pods"))
+	}
 	return nil
 }
 
+func (d *demo) startCluster(ctx context.Context) (err error) {
+	if d.external {
+		d.cluster, err = useKubeconfig(ctx, d.dir)
+	} else {
+		d.cluster, err = startControlPlane(ctx, d.dir)
+	}
+	if d.cluster != nil {
+		d.closers = append(d.closers, d.cluster.stop)
+	}
+	if err != nil {
+		return err
+	}
+	d.objects, err = newObjects(d.cluster.rest, namespace)
+	return err
+}
+
 func (d *demo) startRabbit(ctx context.Context) error {
-	r, err := startRabbit(ctx)
+	r, err := startRabbit(ctx, d.cluster, d.dir)
 	if r != nil {
 		d.rabbit = r
 		d.closers = append(d.closers, r.close)
@@ -72,35 +95,29 @@ func (d *demo) startRabbit(ctx context.Context) error {
 	return nil
 }
 
-func (d *demo) startCluster(ctx context.Context) error {
-	c, err := startControlPlane(ctx, d.dir)
-	if err != nil {
-		return err
-	}
-	d.cluster = c
-	d.closers = append(d.closers, c.stop)
-	if d.objects, err = newObjects(c.rest, namespace); err != nil {
-		return err
-	}
-	return writeOverlays(d.root, filepath.Join(d.dir, "apply"), overlayData{
-		Namespace: namespace, OperatorImage: c.operatorImage, Operator: d.rabbit.operator, Workload: d.rabbit.workload,
-		BrokerURL: d.rabbit.brokerURL(), ManagementURL: d.rabbit.managementURL(),
-		Images: map[string]string{workerName: c.workerImage, publisherName: c.publisherImage},
-	})
-}
-
 func (d *demo) applyOperator(ctx context.Context) error {
-	k := d.cluster.kubectl
-	if _, err := k.run(ctx, "apply", "--server-side", "-k", filepath.Join(d.dir, "apply", "operator")); err != nil {
+	overlay := filepath.Join(d.dir, "apply", "operator")
+	if err := writeOperatorOverlay(d.root, overlay, overlayData{Namespace: namespace, OperatorImage: d.cluster.operatorImage}); err != nil {
 		return err
 	}
-	_, err := k.run(ctx, "wait", "--for=condition=Established", "--timeout=30s",
+	if _, err := d.cluster.kubectl.run(ctx, "apply", "--server-side", "-k", overlay); err != nil {
+		return err
+	}
+	_, err := d.cluster.kubectl.run(ctx, "wait", "--for=condition=Established", "--timeout=30s",
 		"crd/brokers.shove.dev", "crd/topologies.shove.dev", "crd/consumergroups.shove.dev")
 	return err
 }
 
 func (d *demo) applyOrders(ctx context.Context) error {
-	_, err := d.cluster.kubectl.run(ctx, "apply", "-k", filepath.Join(d.dir, "apply", "orders"))
+	overlay, r := filepath.Join(d.dir, "apply", "orders"), d.rabbit
+	err := writeOrdersOverlay(d.root, overlay, overlayData{
+		Namespace: namespace, Operator: r.operator, Workload: r.workload, BrokerURL: r.brokerURL(), ManagementURL: r.brokerManagementURL(),
+		Images: map[string]string{workerName: d.cluster.workerImage, publisherName: d.cluster.publisherImage},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = d.cluster.kubectl.run(ctx, "apply", "-k", overlay)
 	return err
 }
 

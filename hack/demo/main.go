@@ -4,7 +4,7 @@
 //
 //	make demo                  until Ctrl-C
 //	make demo DURATION=60s     ends by itself; the exit code is 0 only if every outcome was seen
-//	make demo CLUSTER=1        on the cluster of your kubeconfig (see README.md beside this file)
+//	make demo CLUSTER=1        on the cluster of your kubeconfig (docs/getting-started.md says what it needs)
 package main
 
 import (
@@ -23,8 +23,11 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 )
 
-// namespace is where the example lives.
-const namespace = "shop"
+// Where the example lives, and where the operator does.
+const (
+	namespace         = "shop"
+	operatorNamespace = "shove-system"
+)
 
 func main() {
 	ctrl.SetLogger(logr.Discard())
@@ -63,7 +66,7 @@ func run(ctx context.Context, ended <-chan struct{}) (err error) {
 		return fmt.Errorf("make a folder: %w", err)
 	}
 	p := &progress{out: os.Stdout, terminal: term.IsTerminal(int(os.Stdout.Fd()))}
-	d := &demo{root: root, dir: dir, length: length, progress: p, ended: ended}
+	d := &demo{root: root, dir: dir, length: length, progress: p, ended: ended, external: os.Getenv("CLUSTER") != ""}
 	// Until the system is up, being told to end means to give up.
 	starting, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)

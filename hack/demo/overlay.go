@@ -23,48 +23,45 @@ type overlayData struct {
 	Resources []string
 }
 
-// writeOverlays makes two folders for `kubectl apply -k`: dir/operator, from config/, and dir/orders, from
-// examples/orders/manifests. Both are copies of the repository's files with a kustomization beside them.
-func writeOverlays(root, dir string, data overlayData) error {
-	operator, orders := filepath.Join(dir, "operator"), filepath.Join(dir, "orders")
-	if err := os.CopyFS(filepath.Join(operator, "config"), os.DirFS(filepath.Join(root, "config"))); err != nil {
+// writeOperatorOverlay makes a folder for `kubectl apply -k` from a copy of config/.
+func writeOperatorOverlay(root, dir string, data overlayData) error {
+	if err := os.CopyFS(filepath.Join(dir, "config"), os.DirFS(filepath.Join(root, "config"))); err != nil {
 		return fmt.Errorf("copy config: %w", err)
 	}
-	manifests := os.DirFS(filepath.Join(root, "examples", "orders", "manifests"))
-	if err := os.CopyFS(orders, manifests); err != nil {
+	if err := fill("namespace.yaml.tmpl", filepath.Join(dir, "namespace.yaml"), data); err != nil {
+		return err
+	}
+	return fill("operator.yaml.tmpl", filepath.Join(dir, "kustomization.yaml"), data)
+}
+
+// writeOrdersOverlay makes one from a copy of the example's manifests.
+func writeOrdersOverlay(root, dir string, data overlayData) error {
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, "examples", "orders", "manifests"))); err != nil {
 		return fmt.Errorf("copy the example's manifests: %w", err)
 	}
-	files, err := filepath.Glob(filepath.Join(orders, "*.yaml"))
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
 		return err
 	}
 	for _, f := range files {
 		data.Resources = append(data.Resources, filepath.Base(f))
 	}
-	templates, err := template.ParseFS(overlays, "overlay/*.tmpl")
-	if err != nil {
-		return fmt.Errorf("overlay: %w", err)
-	}
-	for name, file := range map[string]string{
-		"operator.yaml.tmpl":  filepath.Join(operator, "kustomization.yaml"),
-		"namespace.yaml.tmpl": filepath.Join(operator, "namespace.yaml"),
-		"orders.yaml.tmpl":    filepath.Join(orders, "kustomization.yaml"),
-	} {
-		if err := fill(templates.Lookup(name), file, data); err != nil {
-			return fmt.Errorf("overlay %s: %w", name, err)
-		}
-	}
-	return nil
+	return fill("orders.yaml.tmpl", filepath.Join(dir, "kustomization.yaml"), data)
 }
 
-func fill(t *template.Template, file string, data overlayData) error {
-	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) // it may hold passwords
+// fill writes a template of overlay/ into a file, which may hold passwords.
+func fill(name, file string, data any) error {
+	t, err := template.ParseFS(overlays, "overlay/"+name)
 	if err != nil {
-		return err
+		return fmt.Errorf("overlay %s: %w", name, err)
+	}
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("overlay %s: %w", name, err)
 	}
 	if err := t.Execute(f, data); err != nil {
 		_ = f.Close()
-		return err
+		return fmt.Errorf("overlay %s: %w", name, err)
 	}
 	return f.Close()
 }

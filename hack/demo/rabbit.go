@@ -26,13 +26,15 @@ type rabbit struct {
 	version    string
 	operator   user
 	workload   user
-	server     *rabbitserver.Server // nil: somebody else's
+	server     *rabbitserver.Server // of this machine; nil: somebody else's
+	forward    *forward             // to a server in the user's cluster; nil: there is none
 }
 
 type user struct{ Name, Password string }
 
-// startRabbit takes the server that the URL variables name, else starts one, and makes the virtual host in it.
-func startRabbit(ctx context.Context) (*rabbit, error) {
+// startRabbit takes the server that the URL variables name, else starts one where the pods run, and makes the virtual
+// host in it.
+func startRabbit(ctx context.Context, c *cluster, dir string) (*rabbit, error) {
 	r := &rabbit{vhost: "shove-demo-" + strings.ToLower(rand.Text()[:6])}
 	r.operator = user{r.vhost + "-operator", rand.Text()}
 	r.workload = user{r.vhost + "-orders", rand.Text()}
@@ -41,6 +43,13 @@ func startRabbit(ctx context.Context) (*rabbit, error) {
 	case amqpURL != "" && managementURL != "":
 	case amqpURL != "" || managementURL != "":
 		return nil, fmt.Errorf("set both of %s and %s, or none", testenv.RabbitMQURLVar, testenv.RabbitMQManagementURLVar)
+	case !c.mine():
+		f, admin, err := startRabbitInCluster(ctx, c, dir)
+		if err != nil {
+			return nil, err
+		}
+		r.forward = f
+		amqpURL, managementURL = "amqp://"+admin+"@"+f.local[amqpPort]+"/", "http://"+admin+"@"+f.local[managementPort]
 	default:
 		server, err := rabbitserver.Start(ctx, rabbitserver.Options{Config: []string{"collect_statistics_interval = 1000"}})
 		if err != nil {
@@ -93,8 +102,11 @@ func (r *rabbit) prepare(ctx context.Context) error {
 
 // close takes away what prepare made, and the server if it is ours.
 func (r *rabbit) close() error {
-	if r.server != nil {
+	switch {
+	case r.server != nil:
 		return r.server.Close()
+	case r.forward != nil:
+		return r.forward.close() // the server goes with its namespace
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -104,11 +116,22 @@ func (r *rabbit) close() error {
 		r.call(ctx, http.MethodDelete, "/api/users/"+r.workload.Name, nil, nil))
 }
 
-// brokerURL and managementURL are what a Broker's spec holds: without credentials.
+// brokerURL is what a Broker's spec holds: without credentials, and as pods reach it.
 func (r *rabbit) brokerURL() string {
 	u := *r.amqp
 	u.User = nil
+	if r.forward != nil {
+		u.Host = r.forward.host + ":" + amqpPort
+	}
 	return u.String()
+}
+
+// brokerManagementURL is the same for the management API.
+func (r *rabbit) brokerManagementURL() string {
+	if r.forward != nil {
+		return "http://" + r.forward.host + ":" + managementPort
+	}
+	return r.managementURL()
 }
 
 func (r *rabbit) managementURL() string {
