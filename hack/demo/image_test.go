@@ -83,13 +83,13 @@ func TestLoader(t *testing.T) {
 		want          []string
 		says          string
 	}{
-		"kind":        {context: "kind-dev", want: []string{"kind", "load", "image-archive", "{}", "--name", "dev"}},
-		"k3d":         {context: "k3d-dev", want: []string{"k3d", "image", "import", "{}", "--cluster", "dev"}},
-		"minikube":    {context: "minikube", want: []string{"minikube", "image", "load", "{}"}},
-		"given":       {context: "kind-dev", load: "import {}", want: []string{"/bin/sh", "-c", "import {}"}},
-		"no place":    {load: "import", says: "{}"},
-		"not known":   {context: "prod", says: "set LOAD"},
-		"no context":  {says: "set LOAD"},
+		"kind":       {context: "kind-dev", want: []string{"kind", "load", "image-archive", "{}", "--name", "dev"}},
+		"k3d":        {context: "k3d-dev", want: []string{"k3d", "image", "import", "{}", "--cluster", "dev"}},
+		"minikube":   {context: "minikube", want: []string{"minikube", "image", "load", "{}"}},
+		"given":      {context: "kind-dev", load: "import {}", want: []string{"/bin/sh", "-c", "import {}"}},
+		"no place":   {load: "import", says: "{}"},
+		"not known":  {context: "prod", says: "set LOAD"},
+		"no context": {says: "set LOAD"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := loader(c.context, c.load)
