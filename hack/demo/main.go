@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -79,6 +80,9 @@ func run(ctx context.Context, ended <-chan struct{}) (err error) {
 		}
 	}()
 	defer func() {
+		if err != nil && !errors.Is(err, errInterrupted) {
+			showLogs(p.out, dir)
+		}
 		err = errors.Join(err, p.step("stopping everything", d.close))
 		if err == nil {
 			_ = os.RemoveAll(dir) // it is in the temporary folder anyhow
@@ -95,6 +99,25 @@ func run(ctx context.Context, ended <-chan struct{}) (err error) {
 	}
 	close(up)
 	return d.watch(ctx)
+}
+
+// showLogs prints the end of what every pod wrote.
+func showLogs(out io.Writer, dir string) {
+	const lines, most = 15, 8 << 10
+	files, err := filepath.Glob(filepath.Join(dir, "pods", "*", "*.log"))
+	if err != nil {
+		return // only a malformed pattern
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			fmt.Fprintf(out, "%s: %v\n", f, err)
+			continue
+		}
+		b = b[max(0, len(b)-most):]
+		end := strings.Split(strings.TrimSpace(string(b)), "\n")
+		fmt.Fprintf(out, "\n%s ends with:\n%s\n", f, strings.Join(end[max(0, len(end)-lines):], "\n"))
+	}
 }
 
 func duration(text string) (time.Duration, error) {
