@@ -69,7 +69,10 @@ func TestVerdict(t *testing.T) {
 		"a delivery is not acknowledged": func(s *state, _ *ledger.Balance) { set(s, "q", func(q *queueState) { q.Stats.Ack-- }) },
 		"a message is lost":              func(s *state, b *ledger.Balance) { b.Handled--; b.Held++ },
 		"a message was published unseen": func(s *state, _ *ledger.Balance) { s.counts.Published++ },
-		"an event is strange":            func(s *state, _ *ledger.Balance) { s.counts.Unknown++ },
+		"an ack too many": func(s *state, _ *ledger.Balance) {
+			set(s, "q", func(q *queueState) { q.Stats.Ack++ })
+		},
+		"an event is strange": func(s *state, _ *ledger.Balance) { s.counts.Unknown++ },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, b := good()
@@ -78,6 +81,17 @@ func TestVerdict(t *testing.T) {
 				t.Error("it passes all the same")
 			}
 		})
+	}
+}
+
+func TestVerdictAllowsForDuplicates(t *testing.T) {
+	s, b := good()
+	q := s.queues["q"]
+	q.Stats.Ack++
+	s.queues["q"] = q
+	s.counts.Redelivered = 1
+	if !passed(verdict(s, b, remaining(s))) {
+		t.Error("a message that was delivered and acknowledged twice fails the run")
 	}
 }
 

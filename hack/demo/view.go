@@ -150,7 +150,7 @@ func outcomes(s state) []outcome {
 		{"published", strconv.Itoa(c.Published), ""},
 		{"acked", acked, "acks on the main queue, less copies to the others"},
 		{"retried", strconv.Itoa(c.RetriedTotal()), strings.Join(tiers, ", ") + "; " + strings.Join(causes, ", ")},
-		{"deferred", strconv.Itoa(c.Deferred), ""},
+		{"deferred", strconv.Itoa(c.Deferred), fmt.Sprintf("and %d further rounds before their time", c.Waited)},
 		{"back from a tier", strconv.Itoa(c.Returned), ""},
 		{"dead-lettered", strconv.Itoa(c.DeadTotal()), strings.Join(reasons, ", ")},
 		{"drained from the dead letters", strconv.Itoa(c.Drained), ""},
