@@ -77,7 +77,7 @@ func run(o options) error {
 		return fmt.Errorf("make the manager: %w", err)
 	}
 	ctx := ctrl.SetupSignalHandler()
-	err = controllers.Controllers(ctx, mgr, controllers.Options{Drivers: drivers, Namespaces: namespaces, Concurrency: o.concurrency})
+	err = controllers.Controllers(ctx, mgr, controllers.Options{Drivers: drivers, Namespaces: namespaces, Concurrency: o.concurrency, AgentImage: o.agentImage})
 	if err != nil {
 		return fmt.Errorf("set up the controllers: %w", err)
 	}

@@ -11,7 +11,7 @@ import (
 // options are the operator's flags.
 type options struct {
 	metricsAddress, healthAddress             string
-	namespaces, secretNamespaces              string
+	namespaces, secretNamespaces, agentImage  string
 	concurrency                               int
 	apiQPS                                    float64
 	leaderElect                               bool
@@ -33,6 +33,7 @@ func (o *options) bind(fs *flag.FlagSet) {
 	fs.StringVar(&o.healthAddress, "health-address", o.healthAddress, "where /healthz and /readyz are served; 0 switches them off")
 	fs.StringVar(&o.namespaces, "namespaces", o.namespaces, "namespaces to watch, separated by commas; empty: all")
 	fs.StringVar(&o.secretNamespaces, "secret-namespaces", o.secretNamespaces, "namespaces whose Secrets may be read, separated by commas; empty: those of --namespaces")
+	fs.StringVar(&o.agentImage, "agent-image", o.agentImage, "image of the sidecar where a ConsumerGroup names none; empty: it must")
 	fs.IntVar(&o.concurrency, "concurrency", o.concurrency, "topologies that are worked on at once; most of them wait for a joint call to a broker")
 	fs.Float64Var(&o.apiQPS, "api-qps", o.apiQPS, "requests per second to the API server; bursts may be twice that")
 	fs.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "elect a leader, so that several operators may run")
