@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -183,7 +184,7 @@ func (a *account) killOne(step Step) {
 	if a.inst.Faults.CutAt != nil {
 		disarm = a.inst.Faults.CutAt(a.t, step)
 	}
-	before := len(a.log.find(4, "interrupted"))
+	before := len(a.log.find(slog.LevelWarn, "interrupted"))
 	c := a.consume()
 	a.eventually("the consumer is cut off, or nothing is left to do", func() error {
 		ready, inFlight := a.count(a.main())
@@ -192,7 +193,7 @@ func (a *account) killOne(step Step) {
 			a.inst.Faults.Cut(a.t)
 			return nil
 		}
-		if len(a.log.find(4, "interrupted")) == before && ready+inFlight > 0 {
+		if len(a.log.find(slog.LevelWarn, "interrupted")) == before && ready+inFlight > 0 {
 			return fmt.Errorf("%d ready, %d in flight, %d calls", ready, inFlight, calls)
 		}
 		return nil

@@ -3,6 +3,7 @@ package brokertest
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -168,7 +169,7 @@ func retryWithoutHold(w *world) {
 	if dead.text(header.DeathReason) != string(settle.MaxRetriesExceeded) {
 		w.t.Errorf("died of %q", dead.text(header.DeathReason))
 	}
-	if len(w.log.find(4, "hold queue")) == 0 {
+	if len(w.log.find(slog.LevelWarn, "hold queue")) == 0 {
 		w.t.Error("no warning about retrying without a hold queue")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -38,12 +39,12 @@ func reconnects(w *world) {
 	unblock := w.inst.Faults.Block(w.t)
 	const attempts = 3
 	w.eventually("attempts to reconnect", func() error {
-		if n := len(w.log.find(4, "trying again")); n < attempts {
+		if n := len(w.log.find(slog.LevelWarn, "trying again")); n < attempts {
 			return fmt.Errorf("%d attempts", n)
 		}
 		return nil
 	})
-	lines := w.log.find(4, "trying again")
+	lines := w.log.find(slog.LevelWarn, "trying again")
 	unblock()
 	for i := 1; i < attempts; i++ {
 		least := time.Second / 2 << (i - 1) // 1 s doubling, 50 % less at the most
@@ -76,7 +77,7 @@ func reconnectLimit(w *world) {
 	if !errors.Is(err, runtime.ErrReconnectLimit) {
 		w.t.Errorf("the consumer ended with %v, want the reconnect limit", err)
 	}
-	if len(w.log.find(8, "giving up")) == 0 {
+	if len(w.log.find(slog.LevelError, "giving up")) == 0 {
 		w.t.Error("no error was logged")
 	}
 	unblock()

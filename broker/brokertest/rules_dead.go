@@ -3,6 +3,7 @@ package brokertest
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -132,7 +133,7 @@ func discardsAreLoud(w *world) {
 	c.called(4)
 	r.empty()
 	c.clean()
-	warned := w.log.find(4, "message discarded")
+	warned := w.log.find(slog.LevelWarn, "message discarded")
 	if len(warned) != 3 {
 		w.t.Errorf("%d warnings for 3 discarded messages", len(warned))
 	}
@@ -171,7 +172,7 @@ func undecodable(w *world) {
 	c = bare.consume(always(runtime.Ack), decodeJSON)
 	bare.put(foreign("{broken", nil))
 	w.eventually("a warning about the discarded message", func() error {
-		if len(w.log.find(4, "message discarded")) == 0 {
+		if len(w.log.find(slog.LevelWarn, "message discarded")) == 0 {
 			return fmt.Errorf("no line")
 		}
 		return nil

@@ -2,6 +2,7 @@ package brokertest
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/shove-dev/shove/runtime"
@@ -39,6 +40,9 @@ func plainAndUntil(w *world) {
 		return runtime.Ack
 	})
 	r.publish("until")
+	if w.b.Virtual { // elsewhere the first hop may be over before it is looked at
+		r.holds(r.hold(1), 1, 0)
+	}
 	calls = c.called(2)
 	c.clean()
 	r.empty()
@@ -69,7 +73,7 @@ func deferWithoutHold(w *world) {
 			w.t.Errorf("call %d came after %s: a deferral without a hold queue waits one second", i, call.Began.Sub(calls[i-1].Ended))
 		}
 	}
-	if len(w.log.find(4, "deferred without a hold queue")) == 0 {
+	if len(w.log.find(slog.LevelWarn, "deferred without a hold queue")) == 0 {
 		w.t.Error("no warning about deferring without a hold queue")
 	}
 }

@@ -3,6 +3,7 @@ package brokertest
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"reflect"
 	"strings"
 	"time"
@@ -47,7 +48,7 @@ func retryHeader(w *world) {
 			}
 		}
 	}
-	if len(w.log.find(4, "malformed")) == 0 {
+	if len(w.log.find(slog.LevelWarn, "malformed")) == 0 {
 		w.t.Error("no warning about malformed counts")
 	}
 }
@@ -171,7 +172,7 @@ func (r *rig) headersThatDoNotFit() {
 	})
 	c.clean()
 	r.empty()
-	if lost := r.log.find(4, "interrupted"); len(lost) > 0 {
+	if lost := r.log.find(slog.LevelWarn, "interrupted"); len(lost) > 0 {
 		r.t.Errorf("the connection was lost over it: %v", lost)
 	}
 }

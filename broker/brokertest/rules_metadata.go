@@ -3,6 +3,7 @@ package brokertest
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"sync"
 	"time"
@@ -46,7 +47,7 @@ func handlerThatIgnoresItsContext(w *world) {
 	r.empty()
 	free()
 	w.eventually("the late outcome is dropped", func() error {
-		if len(w.log.find(0, "overruled")) == 0 {
+		if len(w.log.find(slog.LevelInfo, "overruled")) == 0 {
 			return fmt.Errorf("no line about it")
 		}
 		return nil
