@@ -12,7 +12,8 @@ const (
 	Hold
 	// WaitInPlace: keep the message for Delay and hand the same message to the handler again; no copy is written.
 	WaitInPlace
-	// Copy: wait Delay, write a copy to the main queue, have it confirmed, acknowledge the original.
+	// Copy: write a copy to the main queue, have it confirmed, acknowledge the original. The runtime waits Delay before
+	// it hands the action to a backend.
 	Copy
 	// Requeue: let the broker redeliver the original with its counts unchanged.
 	Requeue
