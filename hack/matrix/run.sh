@@ -9,6 +9,8 @@
 # started by chroot and listens on loopback only. Needs root. VERSIONS="3.10 4.3" limits the run; a version of the
 # machine's own package other than 3.10 is run all the same and said.
 set -euo pipefail
+# Mounts in a namespace of its own: they end with it, and another run does not take them away.
+[ -n "${MATRIX_NAMESPACE:-}" ] || [ "$(id -u)" != 0 ] || exec env MATRIX_NAMESPACE=1 unshare --mount "$0" "$@"
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 mkdir -p .cache
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/shove/roots
