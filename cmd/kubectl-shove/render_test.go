@@ -27,7 +27,7 @@ func run(stdin string, args ...string) (stdout, stderr string, err error) {
 	return out.String(), errOut.String(), err
 }
 
-// TestRenderGolden compares the output for testdata/*.yaml with testdata/*.golden.*. Each input is a whole world.
+// TestRenderGolden compares the output for testdata/*.yaml with testdata/golden/*. Each input is a whole world.
 func TestRenderGolden(t *testing.T) {
 	inputs, err := filepath.Glob("testdata/*.yaml")
 	if err != nil || len(inputs) == 0 {
@@ -42,7 +42,7 @@ func TestRenderGolden(t *testing.T) {
 				if err != nil {
 					got += "Error: " + err.Error() + "\n"
 				}
-				golden := filepath.Join("testdata", name+".golden."+format)
+				golden := filepath.Join("testdata", "golden", name+"."+format)
 				if *update {
 					if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
 						t.Fatal(err)
