@@ -45,7 +45,7 @@ type Options struct {
 	// Namespaces are the ones that are watched; none: all.
 	Namespaces []string
 	// Concurrency bounds the passes over Topologies that run at once; most of them wait for a joint call to a
-	// broker. Defaults to 64.
+	// broker. Defaults to 256.
 	Concurrency int
 	// AgentImage is the sidecar's image where a ConsumerGroup names none. Empty: it must.
 	AgentImage string
@@ -59,7 +59,7 @@ type Options struct {
 
 func (o Options) withDefaults() Options {
 	if o.Concurrency <= 0 {
-		o.Concurrency = 64
+		o.Concurrency = 256
 	}
 	if o.PodReporter == nil {
 		o.PodReporter = httpReport

@@ -23,6 +23,8 @@ const (
 	defaultResync = 5 * time.Minute
 	// countInterval is the time between two counts of all messages on a Broker.
 	countInterval = 15 * time.Second
+	// countShare bounds the share of the time in which a broker is busy with being counted, to a 20th.
+	countShare = 20
 	// countsPace is the shortest time between two writes of one object's counts.
 	countsPace = 30 * time.Second
 	// gather is how long a read waits for others to join it.
@@ -118,8 +120,10 @@ func (o *observer) run(ctx context.Context) {
 			o.resyncAll(ctx)
 			resync.Reset(o.nextResync())
 		case <-count.C():
+			start := o.clock.Now()
 			o.countAll(ctx)
-			count.Reset(countInterval)
+			// A broker with so many queues that counting is work for it is counted less often.
+			count.Reset(max(countInterval, countShare*o.clock.Since(start)))
 		}
 	}
 }

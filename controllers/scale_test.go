@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/shove-dev/shove/api/v1alpha1"
@@ -122,5 +123,48 @@ func TestCase21_BrokerDownWithManyObjects(t *testing.T) {
 	c.all(n, time.Minute, true)
 	if open, most := f.connections(); open != 1 || most > 2 {
 		t.Errorf("%d connections are open, %d were at once", open, most)
+	}
+}
+
+// BenchmarkThousandTopologies is what 1,000 Topologies cost the operator itself, on a broker that answers every call
+// within a millisecond. The whole way, with a real broker, is the benchmark of cmd/operator.
+func BenchmarkThousandTopologies(b *testing.B) {
+	for range b.N {
+		f := newFakeServer("cluster-a")
+		f.latency = time.Millisecond
+		c := start(b, f.driver())
+		c.create(secret("rabbit-admin", map[string]string{"username": "admin", "password": secretPassword}))
+		broker := rabbitBroker("rabbit", "amqp://rabbit:5672/", "http://rabbit:15672")
+		broker.Spec.ResyncInterval = &metav1.Duration{Duration: 10 * time.Second}
+		c.create(broker)
+		c.ready(broker)
+		const n = 1000
+		begun := time.Now()
+		c.crowd(n, "rabbit")
+		c.all(n, 5*time.Minute, true)
+		b.ReportMetric(time.Since(begun).Seconds(), "s-to-ready")
+		b.ReportMetric(float64(f.count("Observe")), "observes")
+		looks := f.count("Observe")
+		versions := c.versions()
+		delete(versions, "broker rabbit") // its number of dependents follows
+		testenv.Eventually(b, time.Minute, func() error {
+			if got := f.count("Observe"); got < looks+3 {
+				return fmt.Errorf("%d resyncs", got-looks)
+			}
+			return nil
+		})
+		changed := 0
+		now := c.versions()
+		for name, v := range versions {
+			if now[name] != v {
+				changed++
+			}
+		}
+		b.ReportMetric(float64(changed), "writes/3-resyncs")
+		b.ReportMetric(float64(heap()>>20), "MB-heap")
+		_, most := f.connections()
+		b.ReportMetric(float64(most), "connections")
+		b.ReportMetric(0, "ns/op")
+		c.stop()
 	}
 }

@@ -219,6 +219,9 @@ func (s *stepper) delete(o client.Object) {
 	if err := s.client.Delete(context.Background(), o); err != nil {
 		s.t.Fatal(err)
 	}
+	if now := time.Now(); s.clock.Now().Before(now) { // the API server's clock goes on
+		s.clock.SetTime(now)
+	}
 }
 
 // connected makes a Broker on a fake server, with its Secret, and connects it.

@@ -45,6 +45,8 @@ type topologyScope struct {
 	unretired broker.Declaration
 	// observed is what the broker showed in this pass.
 	observed broker.Observation
+	// created says that this pass made every queue that there is.
+	created bool
 
 	// after is the soonest time to look again; zero: when something changes.
 	after time.Duration

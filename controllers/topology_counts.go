@@ -16,7 +16,11 @@ import (
 // them crossed zero or moved by more than a tenth. Live figures are metrics.
 func (r *topologyReconciler) count(ctx context.Context, s *topologyScope) (verdict, error) {
 	depths := s.entry.observer.sample(s.key())
-	if depths == nil {
+	switch {
+	case depths != nil:
+	case s.created:
+		depths = nothingIn(s.status.Queues, s.observed.DriftKnown)
+	default:
 		var err error
 		if depths, err = s.entry.observer.depths(ctx, queueNames(s.status.Queues)); err != nil {
 			return next, nil //nolint:nilerr // counted again at the next count of everything
@@ -35,6 +39,17 @@ func (r *topologyReconciler) count(ctx context.Context, s *topologyScope) (verdi
 	reported.stuck = found.stuck
 	s.entry.observer.setReported(s.key(), reported, s.status.CountsObservedAt.Time)
 	return next, nil
+}
+
+// nothingIn is the count of queues that were made in this pass: to count them is work for a broker with many.
+// Where the broker shows little, the rest is unknown now as later.
+func nothingIn(qs []v1alpha1.QueueStatus, shown bool) map[string]broker.Depth {
+	zero := broker.Count{Known: shown}
+	depths := make(map[string]broker.Depth, len(qs))
+	for _, q := range qs {
+		depths[q.Name] = broker.Depth{Queue: q.Name, Ready: broker.Known(0), InFlight: zero, Stuck: zero}
+	}
+	return depths
 }
 
 func (s *topologyScope) showCounts(c counts, depths map[string]broker.Depth, at metav1.Time) {

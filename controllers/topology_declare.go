@@ -23,7 +23,7 @@ import (
 const missingRetry = 30 * time.Second
 
 // recordNames writes the names of what is about to be declared into the status before it is declared, so that
-// deletion knows them whatever happens in between.
+// deletion knows them whatever happens in between. Where nothing is ever deleted they are written with the rest.
 func (r *topologyReconciler) recordNames(_ context.Context, s *topologyScope) (verdict, error) {
 	s.status.Queue = s.physical(s.decl.Topology.Queue)
 	known := len(s.topo.Status.Queues)
@@ -35,7 +35,7 @@ func (r *topologyReconciler) recordNames(_ context.Context, s *topologyScope) (v
 	fresh := s.topo.Status.Declared == nil || s.topo.Status.Declared.ServerID != record.ServerID || len(s.status.Queues) > known
 	s.status.Declared = record
 	s.decl.Retired = render.RetiredQueues(&v1alpha1.Topology{Status: s.status})
-	if !fresh || s.topo.Spec.Paused {
+	if !fresh || s.topo.Spec.Paused || !deletes(s.topo) {
 		return next, nil
 	}
 	s.again = true
@@ -163,6 +163,7 @@ func (r *topologyReconciler) declare(ctx context.Context, s *topologyScope) (ver
 		s.within(jitter(resyncOf(s.broker))) // then the condition says that all is well again
 		s.notes = append(s.notes, warning(EventDrifted, actionDeclare, "repaired on the broker: "+repaired))
 	}
+	s.created = allMissing(seen)
 	r.checked.set(s.key(), s.verification())
 	s.declared(seen, repaired)
 	return next, nil
@@ -218,6 +219,11 @@ func (s *topologyScope) pausedWith(seen broker.Observation, missing []string) ve
 	s.conds.false(v1alpha1.ConditionDeclared, v1alpha1.ReasonPaused, message)
 	s.conds.summarise(stalled, v1alpha1.ReasonPaused, message+"; unset spec.paused to have it declared")
 	return next
+}
+
+// allMissing says whether no queue was there.
+func allMissing(o broker.Observation) bool {
+	return !slices.ContainsFunc(o.Objects, func(obj broker.ObservedObject) bool { return obj.Role != "" && !obj.Missing })
 }
 
 // conflict is the first difference that the broker cannot change.

@@ -22,7 +22,7 @@ type options struct {
 
 func defaults() options {
 	return options{
-		metricsAddress: ":8080", healthAddress: ":8081", concurrency: 64, apiQPS: 200,
+		metricsAddress: ":8080", healthAddress: ":8081", concurrency: 256, apiQPS: 200,
 		leaseDuration: 30 * time.Second, renewDeadline: 20 * time.Second, retryPeriod: 4 * time.Second, shutdown: 20 * time.Second,
 	}
 }
