@@ -58,6 +58,7 @@ func openConformance(t *testing.T) brokertest.Instance {
 	}
 	if private {
 		in.Faults.Restart = func(t testing.TB) {
+			t.Helper()
 			srv.Kill(t)
 			srv.Restart(t)
 		}
