@@ -217,8 +217,11 @@ func (a *admin) Depths(ctx context.Context, names []string) ([]broker.Depth, err
 		switch {
 		case errors.Is(err, broker.ErrNotFound):
 			out[i] = broker.Depth{Queue: name, Missing: true}
-		case err != nil:
+		case errors.Is(err, broker.ErrUnavailable), errors.Is(err, broker.ErrClosed):
 			return nil, fmt.Errorf("count messages of queue %q: %w", name, err)
+		case err != nil: // unknown, and the others are not
+			a.dialer.logger.Warn("counting messages of one queue", "queue", name, "error", err)
+			out[i] = broker.Depth{Queue: name}
 		default:
 			out[i] = broker.Depth{Queue: name, Ready: broker.Known(int64(q.Messages)), Consumers: broker.Known(int64(q.Consumers))}
 		}

@@ -409,6 +409,37 @@ func TestRefusals(t *testing.T) {
 	check("still no right", a.Declare(t.Context(), declaration(t, orders(), "")), broker.ErrUnauthorized)
 }
 
+// A queue that the user may not touch is the trouble of its own Topology only.
+func TestOneRefusedQueueAmongOthers(t *testing.T) {
+	b := newBench(t)
+	name := "narrow-" + b.vhost.Name
+	b.vhost.AddUser(t, name, "secret-word", "", "^(mine.*)$", "^(mine.*|amq\\.default)$", "^mine.*$")
+	a, err := Driver.OpenAdmin(t.Context(), broker.Config{Endpoint: endpointOf(t, b.vhost.URL, ""), Credentials: credentials(broker.Credentials{Username: name, Password: "secret-word"})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeBounded(t, a)
+	mine, theirs := declaration(t, topology.Spec{Queue: "mine", DeadLetter: true}, ""), declaration(t, topology.Spec{Queue: "theirs"}, "")
+	b.foreign("theirs", amqp.Table{argType: quorumQueue, argLimit: deliveryLimit})
+	if err := a.Declare(t.Context(), mine); err != nil {
+		t.Fatal(err)
+	}
+	got, err := a.Observe(t.Context(), []broker.Declaration{theirs, mine})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got[0].UpToDate() || len(got[0].Warnings) == 0 || !got[1].UpToDate() {
+		t.Errorf("observed %+v", got)
+	}
+	if err := a.Declare(t.Context(), theirs); !errors.Is(err, broker.ErrUnauthorized) {
+		t.Errorf("declare: got %v, want ErrUnauthorized", err)
+	}
+	depths, err := a.Depths(t.Context(), []string{"theirs", "mine"})
+	if err != nil || !depths[1].Ready.Known || depths[0].Missing {
+		t.Errorf("depths %+v, %v", depths, err)
+	}
+}
+
 // The connection is made anew by the next call.
 func TestAdminSurvivesACut(t *testing.T) {
 	v := testenv.RabbitMQ(t).Vhost(t)

@@ -3,7 +3,6 @@ package rabbitmq
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -305,11 +304,8 @@ func (l *link) close(ctx context.Context) error {
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
-	err := c.CloseDeadline(deadline)
-	if errors.Is(err, amqp.ErrClosed) {
-		return nil
-	}
-	return err
+	_ = c.CloseDeadline(deadline) // the connection is closed in any case, with or without the server's answer
+	return nil
 }
 
 // await runs a call of the library, which knows no context, and stops waiting for it at ctx's end; what comes of it

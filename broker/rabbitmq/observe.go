@@ -39,8 +39,15 @@ func (a *admin) Observe(ctx context.Context, ds []broker.Declaration) ([]broker.
 	out := make([]broker.Observation, len(ds))
 	for i := range ds {
 		o, err := a.probe(ctx, ds[i], plans[i])
-		if err != nil {
+		switch {
+		case errors.Is(err, broker.ErrUnavailable), errors.Is(err, broker.ErrClosed):
 			return nil, fmt.Errorf("observe %q: %w", ds[i].Topology.Queue, err)
+		case err != nil:
+			// It is one declaration's trouble, such as a queue that the user may not touch. Declaring it will fail
+			// with this error, and so tell whom it concerns; the others have their answer.
+			if o, err = unseen(ds[i], err); err != nil {
+				return nil, err
+			}
 		}
 		if degraded != "" {
 			o.Warnings = append(o.Warnings, degraded)
@@ -218,6 +225,19 @@ func policyName(q *listedQueue) string {
 		return names[0]
 	}
 	return "(unnamed)"
+}
+
+// unseen is an observation of a declaration that could not be looked at.
+func unseen(d broker.Declaration, cause error) (broker.Observation, error) {
+	objects, err := objects(d)
+	if err != nil {
+		return broker.Observation{}, err
+	}
+	o := broker.Observation{Warnings: []string{cause.Error()}}
+	for _, obj := range objects {
+		o.Objects = append(o.Objects, broker.ObservedObject{Object: obj, Missing: true})
+	}
+	return o, nil
 }
 
 // probe observes one declaration over AMQP alone.
