@@ -19,11 +19,6 @@ mounts=()
 
 [ "$(id -u)" = 0 ] || { echo "matrix: needs root, for chroot and mount" >&2; exit 1; }
 
-# In a mount namespace of its own nothing has to be unmounted, and two runs do not meet.
-if [ -z "${IN_NAMESPACE:-}" ] && unshare --mount true 2>/dev/null; then
-  IN_NAMESPACE=1 exec unshare --mount "$PWD/hack/matrix/run.sh"
-fi
-
 unmount() { for m in "${mounts[@]}"; do umount -l "$m" 2>/dev/null || true; done; }
 trap unmount EXIT
 trap 'exit 130' INT TERM
