@@ -25,6 +25,7 @@ import (
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/internal/testenv"
 	"github.com/shove-dev/shove/internal/testenv/kubeenv"
+	"github.com/shove-dev/shove/internal/testenv/rabbitserver"
 )
 
 // BenchmarkThousandTopologies runs the built operator against a real API server and a real RabbitMQ: 1,000 Topologies
@@ -46,10 +47,11 @@ func BenchmarkThousandTopologies(b *testing.B) {
 }
 
 func thousand(b *testing.B, bin string, n int) {
+	b.Helper()
 	cfg := kubeenv.ControlPlane(b)
 	ns := kubeenv.Namespace(b, cfg)
 	c := newClient(b, cfg)
-	server := testenv.RabbitMQ(b)
+	server := *testenv.StartRabbitMQ(b, rabbitserver.Options{}) // thousands of queues take long to delete
 	b.ReportMetric(byHand(b, server), "ms/queue-by-hand")
 	vhost := server.Vhost(b)
 	metrics := "127.0.0.1:" + freePort(b)
@@ -79,6 +81,7 @@ func thousand(b *testing.B, bin string, n int) {
 
 // byHand is how long the broker takes for a quorum queue when nothing else is done, over 16 channels at once.
 func byHand(b *testing.B, server testenv.RabbitMQServer) float64 {
+	b.Helper()
 	const queues, channels = 300, 16
 	conn, err := amqp.Dial(server.Vhost(b).URL)
 	if err != nil {
@@ -178,6 +181,7 @@ var request = regexp.MustCompile(`(?m)^rest_client_requests_total\{.*method="(PA
 
 // writes are the requests of the operator that write to the API server.
 func writes(b *testing.B, address string) int {
+	b.Helper()
 	res, err := http.Get("http://" + address + "/metrics") //nolint:noctx // of a benchmark
 	if err != nil {
 		b.Fatal(err)
@@ -200,6 +204,7 @@ func writes(b *testing.B, address string) int {
 
 // residentPeak is the most memory that the operator had, in MB.
 func residentPeak(b *testing.B, op *exec.Cmd) float64 {
+	b.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", op.Process.Pid))
 	if err != nil {
 		b.Fatal(err)
@@ -219,6 +224,7 @@ func residentPeak(b *testing.B, op *exec.Cmd) float64 {
 
 // cpuSeconds is what the operator has used.
 func cpuSeconds(b *testing.B, op *exec.Cmd) float64 {
+	b.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", op.Process.Pid))
 	if err != nil {
 		b.Fatal(err)
@@ -236,6 +242,7 @@ func cpuSeconds(b *testing.B, op *exec.Cmd) float64 {
 }
 
 func connections(b *testing.B, v testenv.RabbitMQVhost) int {
+	b.Helper()
 	var list []struct {
 		Name string `json:"name"`
 	}
