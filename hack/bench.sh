@@ -7,3 +7,8 @@ mkdir -p .cache
 go build -o .cache/servers ./hack/servers
 go build -o .cache/bench ./bench
 .cache/servers -rabbitmq .cache/bench -pairs "${PAIRS:-15}" -only "${ONLY:-}"
+
+# What 1,000 Topologies cost the operator: alone on a fake broker, then built and with real servers.
+if [[ topologies == *"${ONLY:-}"* ]]; then
+  go test ./controllers ./cmd/operator -p 1 -run '^$' -bench ThousandTopologies -benchtime 1x -timeout 30m
+fi
