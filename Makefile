@@ -15,6 +15,8 @@ GOVULNCHECK    := $(TOOLS)/govulncheck
 HELM           := $(TOOLS)/helm
 
 export CACHE TOOLS
+# The linter's results depend on the folder's path (the import rules match it), so they are not shared by clones.
+export GOLANGCI_LINT_CACHE := $(CURDIR)/.cache/golangci-lint
 export PATH := $(TOOLS):$(PATH)
 
 # What can be given: PKG (packages to test), RUN (a pattern for tests), COUNT, DURATION and CLUSTER (of the demo).
