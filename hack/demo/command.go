@@ -56,6 +56,9 @@ func output(cmd *exec.Cmd, what string) (string, error) {
 // flags that built this program, so that little has to be compiled twice.
 func build(ctx context.Context, root, dir string, static bool) error {
 	args := []string{"build", "-o", dir + "/"}
+	if static {
+		args = append(args, "-trimpath") // as `make build` does, with whose compilation it then shares
+	}
 	cmd := exec.CommandContext(ctx, "go", append(args, "./cmd/operator", "./examples/orders/worker", "./examples/orders/publisher")...)
 	cmd.Dir = root
 	if static {
