@@ -157,7 +157,9 @@ func (a *account) publishUntil(stop <-chan struct{}) {
 			a.Unknown(ids...)
 			time.Sleep(100 * time.Millisecond)
 		}
-		time.Sleep(time.Millisecond)
+		// The consumer waits up to 30 s before it is back: what has come together by then must be worked off within
+		// the patience of this test, on a slow machine, too.
+		time.Sleep(50 * time.Millisecond)
 	}
 }
 
