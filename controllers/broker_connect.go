@@ -25,23 +25,23 @@ import (
 // counters counts failures in a row per object.
 type counters struct {
 	mu sync.Mutex
-	n  map[types.UID]int
+	n  map[types.NamespacedName]int
 }
 
-func (c *counters) add(uid types.UID) int {
+func (c *counters) add(key types.NamespacedName) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.n == nil {
-		c.n = map[types.UID]int{}
+		c.n = map[types.NamespacedName]int{}
 	}
-	c.n[uid]++
-	return c.n[uid]
+	c.n[key]++
+	return c.n[key]
 }
 
-func (c *counters) forget(uid types.UID) {
+func (c *counters) forget(key types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.n, uid)
+	delete(c.n, key)
 }
 
 // connect sees to the connection and fills the status with what the server says. What is wrong becomes a condition;
@@ -81,7 +81,7 @@ func (r *brokerReconciler) connect(ctx context.Context, s *brokerScope) error {
 		r.refused(s, err)
 		return nil
 	}
-	r.failures.forget(b.UID)
+	r.failures.forget(client.ObjectKeyFromObject(b))
 	s.status.SecretHash = a.hash
 	s.after = jitter(probeInterval)
 	return nil
@@ -195,7 +195,7 @@ func (r *brokerReconciler) refused(s *brokerScope, err error) {
 		text = "check tls.caSecretRef, tls.serverName and the client certificate: " + text
 	}
 	s.fail(p, reason, text)
-	n := r.failures.add(s.broker.UID)
+	n := r.failures.add(client.ObjectKeyFromObject(s.broker))
 	if p == stalled {
 		s.after = jitter(resyncOf(s.broker))
 		return

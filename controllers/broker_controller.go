@@ -62,6 +62,7 @@ func (r *brokerReconciler) reconcile(ctx context.Context, req ctrl.Request) (ctr
 		}
 		r.pool.removeOthers(req.NamespacedName, "")
 		r.written.forget(b, req.NamespacedName)
+		r.failures.forget(req.NamespacedName)
 		return ctrl.Result{}, nil
 	}
 	if err := r.written.latest(ctx, r.live, b); err != nil {
@@ -152,7 +153,7 @@ func (r *brokerReconciler) reconcileDelete(ctx context.Context, s *brokerScope) 
 			log.FromContext(ctx).Info("Broker deleted with dependents", "dependents", names(dependents))
 		}
 		r.pool.remove(b.UID)
-		r.failures.forget(b.UID)
+		r.failures.forget(client.ObjectKeyFromObject(b))
 		return ctrl.Result{}, r.setFinalizer(ctx, b, v1alpha1.FinalizerBroker, false)
 	}
 	if err := r.connect(ctx, s); err != nil {

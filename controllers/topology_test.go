@@ -163,6 +163,9 @@ func TestTopology_LostConnectionIsNotHammered(t *testing.T) {
 		s.topology(one)
 		s.topology(two)
 	}
+	observer := s.deps.pool.entry(b.UID).observer
+	observer.countAll(t.Context())
+	observer.resyncAll(t.Context())
 	if n := f.total() - calls; n != 1 {
 		t.Errorf("%d calls to a broker that is down, want the one that found out", n)
 	}

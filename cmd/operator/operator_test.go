@@ -38,7 +38,7 @@ func TestOperator_RunsOutsideACluster(t *testing.T) {
 	ns := kubeenv.Namespace(t, cfg)
 	c := newClient(t, cfg)
 	health := "127.0.0.1:" + freePort(t)
-	startOperator(t, build(t), cfg, "--namespaces="+ns, "--metrics-address=0", "--health-address="+health, "--leader-elect", "--leader-election-namespace="+ns)
+	startOperator(t, build(t), cfg, "--secret-namespaces="+ns, "--metrics-address=0", "--health-address="+health, "--leader-elect", "--leader-election-namespace="+ns)
 	onRabbit(t, c, ns, testenv.RabbitMQ(t).Vhost(t), time.Minute)
 	create(t, c, ns, 1)
 	testenv.Eventually(t, time.Minute, func() error { return allReady(c, ns, 1) })
