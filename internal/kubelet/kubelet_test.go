@@ -163,7 +163,7 @@ func (w *world) secret(password string) *corev1.Secret {
 func (w *world) pods(n int) []corev1.Pod {
 	w.t.Helper()
 	var list corev1.PodList
-	testenv.Eventually(w.t, 20*time.Second, func() error {
+	testenv.Eventually(w.t, time.Minute, func() error {
 		if err := w.List(context.Background(), &list, client.InNamespace(w.ns)); err != nil {
 			return err
 		}
@@ -217,7 +217,7 @@ func TestPodsOfADeploymentRunWithTheirVolumesAndEnvironment(t *testing.T) {
 	if want := pods[0].Name + " at $(POD_IP)"; r.Env["GREETING"] != want {
 		t.Errorf("GREETING=%q, want %q", r.Env["GREETING"], want)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		var d appsv1.Deployment
 		if err := w.Get(context.Background(), client.ObjectKey{Namespace: w.ns, Name: "worker"}, &d); err != nil {
 			return err
@@ -240,7 +240,7 @@ func TestPodsOfADeploymentRunWithTheirVolumesAndEnvironment(t *testing.T) {
 	if err := w.Patch(context.Background(), &d, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		if p := w.pods(1)[0]; p.Spec.Containers[0].Image != "worker:2" {
 			return fmt.Errorf("a pod still runs %s", p.Spec.Containers[0].Image)
 		}
@@ -280,7 +280,7 @@ func TestVolumesFollowTheirObjects(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, time.Minute, func() error {
 				r, err := w.ask(p)
 				if err != nil || r.Config != "v: 2\n" || r.Secret != "two" {
 					return fmt.Errorf("configuration %q, secret %q: %v", r.Config, r.Secret, err)
@@ -297,7 +297,7 @@ func TestVolumesFollowTheirObjects(t *testing.T) {
 func TestAPodWaitsForWhatItNeedsAndEndsInItsGracePeriod(t *testing.T) {
 	w := run(t, nil)
 	w.create(w.deployment(1))
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		var list corev1.PodList
 		if err := w.List(context.Background(), &list, client.InNamespace(w.ns)); err != nil {
 			return err
@@ -321,7 +321,7 @@ func TestAPodWaitsForWhatItNeedsAndEndsInItsGracePeriod(t *testing.T) {
 	if err := w.Delete(context.Background(), &p); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, time.Minute, func() error {
 		var again corev1.Pod
 		if err := w.Get(context.Background(), client.ObjectKeyFromObject(&p), &again); !apierrors.IsNotFound(err) && again.UID == p.UID {
 			return fmt.Errorf("the pod is still there: %v", err)
