@@ -37,7 +37,7 @@ func run(in io.Reader, out io.Writer, file string) (failed bool, err error) {
 		defer f.Close()
 		in = io.TeeReader(in, f)
 	}
-	p := printer{out: out, lines: map[string][]string{}}
+	p := printer{out: out, lines: map[string][]string{}, failedIn: map[string]bool{}}
 	lines := bufio.NewScanner(in)
 	lines.Buffer(make([]byte, 1<<20), 64<<20)
 	for lines.Scan() {
@@ -47,7 +47,7 @@ func run(in io.Reader, out io.Writer, file string) (failed bool, err error) {
 		return true, fmt.Errorf("reading the tests' output: %w", err)
 	}
 	p.close()
-	return p.failed > 0 || p.broken, nil
+	return p.failed > 0, nil
 }
 
 // event is a line of `go test -json`, see `go doc test2json`.
@@ -64,8 +64,8 @@ type printer struct {
 	lines   map[string][]string // output of tests that run, by package and test
 	skipped []string
 
-	passed, failed int // tests that have no subtests, or whose subtests passed
-	broken         bool
+	passed, failed int             // tests, and packages that failed without one that did
+	failedIn       map[string]bool // packages with a failed test
 }
 
 func (p *printer) line(text []byte) {
@@ -78,8 +78,6 @@ func (p *printer) line(text []byte) {
 	switch {
 	case e.Action == "build-output":
 		fmt.Fprint(p.out, e.Output)
-	case e.Action == "build-fail":
-		p.broken = true
 	case e.Test == "":
 		p.pkg(e)
 	case e.Action == "output":
@@ -89,6 +87,7 @@ func (p *printer) line(text []byte) {
 		delete(p.lines, key)
 	case e.Action == "fail":
 		p.failed++
+		p.failedIn[e.Package] = true
 		p.print(p.lines[key])
 		delete(p.lines, key)
 	case e.Action == "skip":
@@ -101,7 +100,9 @@ func (p *printer) line(text []byte) {
 func (p *printer) pkg(e event) {
 	switch {
 	case e.Action == "fail":
-		p.broken = true
+		if !p.failedIn[e.Package] { // it did not build, leaked a goroutine, or took too long
+			p.failed++
+		}
 		// What ran when the package was ended, by a panic or the time limit, has no result of its own.
 		var left []string
 		for key := range p.lines {
