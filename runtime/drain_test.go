@@ -284,3 +284,29 @@ func TestHandlerWithoutConsumerIsNotReady(t *testing.T) {
 		t.Error("ready although a handler has no consumer")
 	}
 }
+
+func TestN4_RestartWhileAHandlerRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, func(c *config.RuntimeConfig) { c.Consumers[0].Options.MaxReconnectAttempts = new(1) })
+		var calls, atOnce, most atomic.Int32
+		stop := f.run(runtime.OnConsumerError(runtime.Restart), runtime.Handle("orders", runtime.HandlerFunc[order](func(context.Context, order, *runtime.Metadata) runtime.Outcome {
+			n := atOnce.Add(1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
+			time.Sleep(5 * time.Second) // outlives the loss of its connection
+			atOnce.Add(-1)
+			calls.Add(1)
+			return runtime.Ack
+		}), runtime.Concurrency(2)))
+		f.publish(1, 2, 3, 4)
+		time.Sleep(time.Second)
+		f.server.Cut("")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		drains(t, stop)
+		if calls.Load() != 6 || most.Load() > 4 {
+			t.Errorf("%d calls, %d at once: want the two overtaken and four more", calls.Load(), most.Load())
+		}
+		f.wantLeft(map[string]int{"orders": 0, "orders-dlq": 0})
+	})
+}

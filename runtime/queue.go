@@ -84,3 +84,11 @@ func (q *taskQueue) close() {
 	q.wake.Broadcast()
 	q.mu.Unlock()
 }
+
+// reopen lets workers take tasks again after close, for a consumer that begins anew. A worker whose handler outlived
+// the close goes on as one of its workers.
+func (q *taskQueue) reopen() {
+	q.mu.Lock()
+	q.closed = false
+	q.mu.Unlock()
+}

@@ -149,7 +149,7 @@ func (r *Runtime) keep(ctx context.Context, c *consumer) error {
 		if !sleep(ctx, wait) {
 			return nil
 		}
-		c.queue = newTaskQueue()
+		c.queue.reopen()
 	}
 }
 
