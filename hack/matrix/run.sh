@@ -31,7 +31,7 @@ root() {
     echo "matrix: making a root folder of $suite" >&2
     rm -rf "$dir.new"
     mkdir -p "$cache"
-    debootstrap --variant=minbase --include=rabbitmq-server "$suite" "$dir.new" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" \
+    debootstrap --variant=minbase --include=rabbitmq-server "$suite" "$dir.new" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} \
       >"$cache/$suite.log" 2>&1 || { tail -20 "$cache/$suite.log" >&2; return 1; }
     grep -qs localhost "$dir.new/etc/hosts" || echo "127.0.0.1 localhost" >>"$dir.new/etc/hosts"
     mv "$dir.new" "$dir"
