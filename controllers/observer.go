@@ -27,8 +27,9 @@ const (
 	countShare = 20
 	// countsPace is the shortest time between two writes of one object's counts.
 	countsPace = 30 * time.Second
-	// gather is how long a read waits for others to join it.
-	gather = 5 * time.Millisecond
+	// gather is how long a read waits for others to join it. While many come it is as long as the last call took, up
+	// to mostGather: a read of everything costs a broker the same for one and for hundreds.
+	gather, mostGather = 5 * time.Millisecond, time.Second
 )
 
 // observer reads one broker on behalf of all its Topologies. Reads that are asked for at about the same time are one
@@ -374,8 +375,8 @@ func (b *batch[In, Out]) join(ctx context.Context, in In, call func(context.Cont
 }
 
 func (b *batch[In, Out]) lead(ctx context.Context, call func(context.Context, []In) ([]Out, error)) {
-	for {
-		time.Sleep(gather)
+	for wait := gather; ; {
+		time.Sleep(wait)
 		b.mu.Lock()
 		items := b.waiting
 		b.waiting = nil
@@ -389,7 +390,10 @@ func (b *batch[In, Out]) lead(ctx context.Context, call func(context.Context, []
 		for i, it := range items {
 			in[i] = it.in
 		}
-		for i, res := range oneByOne(ctx, in, call) {
+		start := time.Now()
+		results := oneByOne(ctx, in, call)
+		wait = min(max(gather, time.Since(start)), mostGather)
+		for i, res := range results {
 			items[i].out, items[i].err = res.out, res.err
 			close(items[i].done)
 		}
