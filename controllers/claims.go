@@ -43,6 +43,17 @@ func precedes(a, b *v1alpha1.Topology) bool {
 	return a.UID < b.UID
 }
 
+// byAge orders claimants as precedes does.
+func byAge(a, b *v1alpha1.Topology) int {
+	switch {
+	case precedes(a, b):
+		return -1
+	case precedes(b, a):
+		return 1
+	}
+	return 0
+}
+
 // claimants are the other Topologies with a claim on one of t's queues on the same server that stands in its way. A
 // Topology that its Broker refuses claims nothing, else any namespace could block any queue. A dead-letter queue that
 // Topologies of one namespace share is in nobody's way.
@@ -56,7 +67,7 @@ func (d *deps) claimants(ctx context.Context, t *v1alpha1.Topology, b *v1alpha1.
 	}), nil
 }
 
-// claimantsOf is claimants with those that share a dead-letter queue.
+// claimantsOf is claimants with those that share a dead-letter queue, the oldest first.
 func (d *deps) claimantsOf(ctx context.Context, t *v1alpha1.Topology, b *v1alpha1.Broker, q topology.Queue) ([]*v1alpha1.Topology, error) {
 	var list v1alpha1.TopologyList
 	if err := d.client.List(ctx, &list, client.MatchingFields{indexTopologyClaim: q.Name}, client.UnsafeDisableDeepCopy); err != nil {
@@ -76,6 +87,7 @@ func (d *deps) claimantsOf(ctx context.Context, t *v1alpha1.Topology, b *v1alpha
 			out = append(out, o)
 		}
 	}
+	slices.SortFunc(out, byAge) // the index has no order, and messages name the first
 	return out, nil
 }
 
