@@ -82,9 +82,13 @@ func AtExit(stop func() error) {
 	shared.stop = append(shared.stop, stop)
 }
 
-// leftByProxy is a goroutine of toxiproxy 2.5: where a connection is cut while data waits to be passed on, the pipe
-// stays blocked in sending to a link that nobody reads any more.
-var leftByProxy = goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2/toxics.(*NoopToxic).Pipe")
+// leftByProxy are goroutines of toxiproxy 2.5: where a connection is cut while data waits to be passed on, what reads
+// it and what pipes it stay blocked in sending to a link that nobody reads any more.
+var leftByProxy = []goleak.Option{
+	goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2/toxics.(*ToxicStub).Run"),
+	goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2.(*ToxicLink).read"),
+	goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2.(*ToxicLink).write"),
+}
 
 // Main is the TestMain of a package that uses what this package shares between tests: it runs the tests, ends the
 // shared servers, and then fails the run when a goroutine is left over. The options name the ones to ignore.
@@ -104,7 +108,7 @@ func Main(m *testing.M, ignore ...goleak.Option) {
 		}
 	}
 	if code == 0 {
-		if err := goleak.Find(append(ignore, leftByProxy)...); err != nil {
+		if err := goleak.Find(append(ignore, leftByProxy...)...); err != nil {
 			fmt.Fprintln(os.Stderr, "testenv: goroutines left over after the tests:", err)
 			code = 1
 		}
