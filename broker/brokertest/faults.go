@@ -79,6 +79,27 @@ func (a *account) fault(f func()) {
 	a.Fault()
 }
 
+// cut breaks the connection of a running consumer. It is noted once more when the consumer knows: until then it calls
+// handlers for deliveries that are lost already.
+func (a *account) cut(f func()) {
+	a.t.Helper()
+	a.eventually("the consumer is connected", func() error {
+		if lines := a.log.find(0, "consuming"); len(lines) == 0 || lines[len(lines)-1].text != "consuming" {
+			return errors.New("it was interrupted")
+		}
+		return nil
+	})
+	before := len(a.log.find(4, "interrupted"))
+	a.fault(f)
+	a.eventually("the consumer notices", func() error {
+		if len(a.log.find(4, "interrupted")) == before {
+			return errors.New("no line about it")
+		}
+		return nil
+	})
+	a.Fault()
+}
+
 func cutMidFlight(w *world) {
 	if w.inst.Faults.Cut == nil {
 		w.t.Fatal("cutting connections takes Faults.Cut")
@@ -89,7 +110,7 @@ func cutMidFlight(w *world) {
 	c := a.consume()
 	for _, progress := range []int{20, n / 2, n} {
 		c.called(progress)
-		a.fault(func() { w.inst.Faults.Cut(w.t) })
+		a.cut(func() { w.inst.Faults.Cut(w.t) })
 	}
 	a.settled()
 	c.clean()
@@ -111,7 +132,7 @@ func restartUnderLoad(w *world) {
 	published := make(chan struct{})
 	go func() { defer close(published); a.publishUntil(stop) }()
 	c.called(50)
-	a.fault(func() { w.inst.Faults.Restart(w.t) })
+	a.cut(func() { w.inst.Faults.Restart(w.t) })
 	n := len(c.all())
 	c.called(n + 50)
 	close(stop)
