@@ -1,0 +1,113 @@
+package kafkaserver
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// available ends the test where a broker cannot be had. It is testenv.Skip, which imports this package.
+func available(t *testing.T, err error) {
+	t.Helper()
+	switch {
+	case err == nil:
+	case os.Getenv("REQUIRE_ALL") != "1" && strings.Contains(err.Error(), ErrNotAvailable.Error()):
+		t.Skip(err)
+	default:
+		t.Fatal(err)
+	}
+}
+
+// TestJars also writes jars.sha256 anew, with UPDATE=1.
+func TestJars(t *testing.T) {
+	if os.Getenv("UPDATE") == "1" {
+		dir := t.TempDir()
+		if err := download(t.Context(), dir); err != nil {
+			t.Fatal(err)
+		}
+		found, err := checksums(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var text []string
+		for name, sum := range found {
+			text = append(text, fmt.Sprintf("%s  %s\n", sum, name))
+		}
+		slices.SortFunc(text, func(a, b string) int { return strings.Compare(a[66:], b[66:]) })
+		if err := os.WriteFile("jars.sha256", []byte(strings.Join(text, "")), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	dir, err := jars(t.Context())
+	available(t, err)
+	if os.Getenv(JarsVar) != "" {
+		return // they are somebody's own
+	}
+	if err := verify(dir); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestJavaVersion(t *testing.T) {
+	for text, want := range map[string]int{
+		`openjdk version "17.0.15" 2025-04-15`: 17, `java version "1.8.0_402"`: 8, `openjdk version "21" 2023-09-19`: 21, "nothing": 0,
+	} {
+		if got := javaVersion(text); got != want {
+			t.Errorf("javaVersion(%q) = %d, want %d", text, got, want)
+		}
+	}
+}
+
+// TestLifecycle starts a broker with all its listeners, and ends it in every way.
+func TestLifecycle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a broker four times")
+	}
+	started := time.Now()
+	s, err := Start(t.Context(), Options{Secure: true})
+	available(t, err)
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Logf("started in %v", time.Since(started).Round(10*time.Millisecond))
+	for _, l := range []string{Plain, SASL, TLS, MTLS, SASLTLS} {
+		c, err := net.DialTimeout("tcp", s.Addr(l), time.Second)
+		if err != nil {
+			t.Fatalf("listener %s: %v\n%s", l, err, s.Log())
+		}
+		_ = c.Close()
+	}
+	for name, end := range map[string]func() error{"kill": s.Kill, "stop": s.Stop} {
+		if err := end(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if c, err := net.DialTimeout("tcp", s.Addr(Plain), time.Second); err == nil {
+			_ = c.Close()
+			t.Fatalf("%s: it still listens", name)
+		}
+		if err := s.Restart(t.Context()); err != nil {
+			t.Fatalf("restart after %s: %v", name, err)
+		}
+	}
+	if strings.Contains(s.Log(), "ERROR") {
+		t.Errorf("the broker complains:%s", s.Log())
+	}
+	dir := s.dir
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("the broker's folder is left: %v", err)
+	}
+}
