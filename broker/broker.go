@@ -144,6 +144,21 @@ type Extender interface {
 	Extend(ctx context.Context, deliveries []*Delivery, d time.Duration) error
 }
 
+// Revoker is implemented by subscriptions that can lose some of their deliveries while they go on (partitions of a log
+// that move to another consumer).
+type Revoker interface {
+	// NotifyRevoke sets a function that is called when deliveries begin to be taken away: what no handler has begun of
+	// those whose Native is Revocable and says so should be given back now. It is called before the first Receive; the
+	// function must not block.
+	NotifyRevoke(func())
+}
+
+// Revocable is implemented by the Native of deliveries of a Revoker.
+type Revocable interface {
+	// Revoked says that the delivery is being taken away: it can still be settled for a short time.
+	Revoked() bool
+}
+
 // Publisher publishes to one topology. It is safe for concurrent use.
 type Publisher interface {
 	// Publish returns after the broker confirmed, and where it routes, routed every message (Q2). Else the error is
