@@ -75,7 +75,7 @@ func (s *session) leaveLane(t *task) {
 	next := s.lanes.leave(t)
 	switch {
 	case next == nil:
-	case s.stopping.Load():
+	case s.stopping.Load() || next.revoked():
 		s.release(next)
 	case !s.refused(next, s.c.settings.Load(), time.Now()):
 		s.c.queue.push(next)

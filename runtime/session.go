@@ -63,6 +63,9 @@ func newSession(c *consumer, sub broker.Subscription, set *settings, release fun
 // start runs the session's goroutines. The receiver's end is sent on the channel, once.
 func (s *session) start(ctx context.Context) <-chan error {
 	received := make(chan error, 1)
+	if r, ok := s.sub.(broker.Revoker); ok {
+		r.NotifyRevoke(s.giveBackRevoked)
+	}
 	s.c.rt.spawn(&s.wg, func() { received <- s.receive(ctx) })
 	s.c.rt.spawn(&s.wg, s.settleLoop)
 	for range copiers {
@@ -256,7 +259,7 @@ func (s *session) settledDownTo(ctx context.Context, n int64) error {
 func (s *session) after(delay time.Duration, t *task, f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.waiting == nil { // stopping or over
+	if s.waiting == nil || t.revoked() { // stopping or over, or it moves to another consumer
 		go s.release(t)
 		return
 	}

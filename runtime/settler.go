@@ -163,6 +163,7 @@ func (s *session) unsettled(t *task, err error) {
 	switch {
 	case errors.Is(err, broker.ErrLost), errors.Is(err, broker.ErrClosed):
 		s.c.log.Debug("settled too late: the broker redelivers it", "message", t)
+		s.leaveLaneLost(t)
 		s.drop(t)
 		return
 	case errors.Is(err, broker.ErrTooLarge) && t.reduce():

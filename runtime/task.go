@@ -103,7 +103,7 @@ func (c *consumer) work(w *worker) {
 
 // runTask calls the handler and hands its outcome on, unless it was overruled meanwhile.
 func (c *consumer) runTask(w *worker, t *task) {
-	if t.s.over.Load() || t.s.stopping.Load() {
+	if t.s.over.Load() || t.s.stopping.Load() || t.revoked() {
 		t.s.release(t)
 		return
 	}
