@@ -234,6 +234,9 @@ type Diff struct {
 	Have     string
 	// Repairable says that Declare can mend it without touching messages.
 	Repairable bool
+	// Remedy is what a person can do about one that is not repairable, where the broker knows something better than
+	// draining the queue and declaring it anew; empty: it does not.
+	Remedy string
 }
 
 // Count is a number that may be unknown. Unknown is not zero.
@@ -251,6 +254,9 @@ type Depth struct {
 	Missing bool
 	// Ready counts messages that a consumer could get now; on a hold queue those that wait.
 	Ready Count
+	// Due counts those of a hold queue's Ready whose delay is over and that consumers take from there by themselves. They
+	// are work; the others only wait (L2). Unknown where the broker moves due messages to the main queue.
+	Due Count
 	// InFlight counts delivered and unsettled ones.
 	InFlight Count
 	// Stuck counts expired messages that could not be moved to their target (RabbitMQ's messages_dlx).

@@ -255,7 +255,11 @@ func differences(o broker.Observation) []string {
 }
 
 func (s *topologyScope) immutable(c *broker.ConflictError) verdict {
-	message := plain(c) + ": drain and delete it by hand, choose another queue name, or set external: true in another Topology"
+	remedy := c.Diff.Remedy
+	if remedy == "" {
+		remedy = "drain and delete it by hand, choose another queue name, or set external: true in another Topology"
+	}
+	message := plain(c) + ": " + remedy
 	s.conds.false(v1alpha1.ConditionDeclared, v1alpha1.ReasonImmutableField, message)
 	s.conds.true(v1alpha1.ConditionDrift, v1alpha1.ReasonDrifted, plain(c))
 	return s.stop(stalled, v1alpha1.ReasonImmutableField, message)

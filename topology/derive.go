@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -149,6 +150,19 @@ func HoldName(queue string, delay time.Duration) string {
 		return queue + "-hold-" + strconv.FormatInt(int64(delay/time.Second), 10) + "s"
 	}
 	return queue + "-hold-" + strconv.FormatInt(delay.Milliseconds(), 10) + "ms"
+}
+
+// ParseHoldName reads a name that HoldName made. It is for those who see only the names of queues.
+func ParseHoldName(name string) (queue string, delay time.Duration, ok bool) {
+	i := strings.LastIndex(name, "-hold-")
+	if i < 1 {
+		return "", 0, false
+	}
+	delay, err := time.ParseDuration(name[i+len("-hold-"):])
+	if err != nil || delay <= 0 || HoldName(name[:i], delay) != name {
+		return "", 0, false
+	}
+	return name[:i], delay, true
 }
 
 // collisions finds names of one topology that are the same: a dead-letter queue named like a hold queue, say.

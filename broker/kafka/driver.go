@@ -61,7 +61,15 @@ func (m mode) driver() broker.Driver {
 		},
 		Objects:      objects,
 		Capabilities: capabilities,
+		LeaseLimit:   leaseLimit,
 	}
+}
+
+// leaseLimit is zero: Kafka lends nothing out, so that nothing has to be handed back in time (H11). A group's member
+// stays one by its heartbeats, however long a handler takes.
+func leaseLimit(raw json.RawMessage) (time.Duration, error) {
+	_, err := parseEndpoint(raw)
+	return 0, err
 }
 
 func capabilities(json.RawMessage) broker.Capabilities {
