@@ -67,6 +67,9 @@ func (c *client) Subscribe(ctx context.Context, in broker.Subscribe) (broker.Sub
 		_ = s.Close(ctx)
 		return nil, err
 	}
+	if f := c.dialer.mode.opened; f != nil {
+		f(s)
+	}
 	return s, nil
 }
 

@@ -133,7 +133,6 @@ func (c *committer) send(ctx context.Context, ps []*partition) error {
 		}
 		failed, result = refused(resp, byKey)
 	})
-	s.reached(stepAcked)
 	if result == nil {
 		return nil
 	}

@@ -29,6 +29,8 @@ type mode struct {
 	watch time.Duration
 	// reached is told how far a delivery got.
 	reached func(s *subscription, at step)
+	// opened is told of every subscription.
+	opened func(s *subscription)
 }
 
 // step is a point between receiving a message and its acknowledgement.
@@ -37,9 +39,7 @@ type step string
 const (
 	stepReceived   step = "received"
 	stepBeforeCopy step = "before-copy"
-	stepCopied     step = "copied"
 	stepBeforeAck  step = "before-ack"
-	stepAcked      step = "acked"
 )
 
 func (m mode) driver() broker.Driver {
