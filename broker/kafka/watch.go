@@ -27,11 +27,11 @@ type watch struct {
 	wake chan struct{}
 
 	mu     sync.Mutex
-	topics map[string]*watched
+	topics map[string]*seenTopic
 }
 
-// watched is a topic; its id is zero while it does not exist.
-type watched struct {
+// seenTopic is a topic; its id is zero while it does not exist.
+type seenTopic struct {
 	id         [16]byte
 	there      bool
 	partitions int
@@ -39,9 +39,9 @@ type watched struct {
 
 // begin looks for the topics. The main topic must be there; a hold topic that is not is read as soon as it is.
 func (w *watch) begin(ctx context.Context, s *subscription) error {
-	w.sub, w.wake, w.topics = s, make(chan struct{}, 1), map[string]*watched{s.main: {}}
+	w.sub, w.wake, w.topics = s, make(chan struct{}, 1), map[string]*seenTopic{s.main: {}}
 	for _, h := range s.plan.holds {
-		w.topics[h.name] = &watched{}
+		w.topics[h.name] = &seenTopic{}
 	}
 	found, err := w.look(ctx)
 	if err != nil {
@@ -51,7 +51,7 @@ func (w *watch) begin(ctx context.Context, s *subscription) error {
 		if f.err != nil && (name == s.main || !errors.Is(f.err, kerr.UnknownTopicOrPartition)) {
 			return fmt.Errorf("topic %q: %w", name, mapError(f.err))
 		}
-		*w.topics[name] = f.watched
+		*w.topics[name] = f.seenTopic
 	}
 	return nil
 }
@@ -70,7 +70,7 @@ func (w *watch) present() []string {
 }
 
 type found struct {
-	watched
+	seenTopic
 	err error
 }
 
@@ -105,7 +105,7 @@ func describeTopics(ctx context.Context, c *kgo.Client, names []string) (map[str
 			continue
 		}
 		err := kerr.ErrorForCode(t.ErrorCode)
-		all[*t.Topic] = found{watched{id: t.TopicID, there: err == nil, partitions: len(t.Partitions)}, err}
+		all[*t.Topic] = found{seenTopic{id: t.TopicID, there: err == nil, partitions: len(t.Partitions)}, err}
 	}
 	return all, nil
 }
@@ -160,7 +160,7 @@ func (w *watch) compare(all map[string]found) {
 		case !was.there && now.there:
 			s.logger.Info("reading a hold topic that was made now", "topic", name)
 			s.member.AddConsumeTopics(name)
-			*was = now.watched
+			*was = now.seenTopic
 		case now.partitions > was.partitions && was.there:
 			s.member.ForceMetadataRefresh()
 			was.partitions = now.partitions
