@@ -15,9 +15,9 @@ import (
 type clock struct {
 	mu sync.Mutex
 	// best is the largest difference of the window that is running, last that of the one before.
-	best, last time.Duration
+	best, last  time.Duration
 	known, kept bool
-	since time.Time
+	since       time.Time
 }
 
 // clockWindow is how long a measurement counts: clocks are adjusted.

@@ -17,10 +17,11 @@ import (
 
 // reader says who reads what Depths is asked for.
 type reader struct {
-	topic string
-	group string
-	delay time.Duration // of a hold topic
-	held  bool
+	// topics that count as one: the main topic, and its source where that is another one.
+	topics []string
+	group  string
+	delay  time.Duration // of a hold topic
+	held   bool
 	// guessed: the name is all that is known.
 	guessed bool
 }
@@ -29,12 +30,12 @@ type reader struct {
 func (a *admin) learn(p plan) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.readers[p.main] = reader{topic: p.source, group: p.group}
 	for _, h := range p.holds {
-		a.readers[h.name] = reader{topic: h.name, group: p.group, delay: h.delay, held: true}
+		a.readers[h.name] = reader{topics: []string{h.name}, group: p.group, delay: h.delay, held: true}
 	}
+	a.readers[p.main] = reader{topics: slices.Compact([]string{p.main, p.source}), group: p.group}
 	if p.dead != "" {
-		a.readers[p.dead] = reader{topic: p.dead, group: p.deadGroup}
+		a.readers[p.dead] = reader{topics: []string{p.dead}, group: p.deadGroup}
 	}
 }
 
@@ -46,9 +47,9 @@ func (a *admin) reader(name string) reader {
 		return r
 	}
 	if queue, delay, ok := topology.ParseHoldName(name); ok {
-		return reader{topic: name, group: queue, delay: delay, held: true, guessed: true}
+		return reader{topics: []string{name}, group: queue, delay: delay, held: true, guessed: true}
 	}
-	return reader{topic: name, group: name, guessed: true}
+	return reader{topics: []string{name}, group: name, guessed: true}
 }
 
 // ends are a partition's first and last offsets, and of a hold topic the first one that is not due.
@@ -85,12 +86,15 @@ func (a *admin) count(ctx context.Context, readers []reader) (counted, error) {
 	c := counted{topics: map[string]map[int32]ends{}, missing: map[string]bool{}, committed: map[string]kadm.OffsetResponses{}, members: map[string]broker.Count{}}
 	groups, topics, delays := map[string]bool{}, map[string]bool{}, map[time.Duration]map[string]bool{}
 	for _, r := range readers {
-		groups[r.group], topics[r.topic] = true, true
+		groups[r.group] = true
+		for _, t := range r.topics {
+			topics[t] = true
+		}
 		if r.held {
 			if delays[r.delay] == nil {
 				delays[r.delay] = map[string]bool{}
 			}
-			delays[r.delay][r.topic] = true
+			delays[r.delay][r.topics[0]] = true
 		}
 	}
 	if len(topics) == 0 {
@@ -212,47 +216,67 @@ func partitions(all kadm.PartitionDetails, start, end, due map[int32]kadm.Listed
 
 // depth is how full one of the topics is. What is not known of any partition is not known of the whole.
 func (c counted) depth(name string, r reader) broker.Depth {
-	d := broker.Depth{Queue: name, Missing: c.missing[r.topic], Consumers: c.members[r.group]}
-	parts, ok := c.topics[r.topic]
+	d := broker.Depth{Queue: name, Consumers: c.members[r.group], Stuck: broker.Known(0)}
+	var all left
+	there := slices.DeleteFunc(slices.Clone(r.topics), func(t string) bool { return c.missing[t] })
+	if len(there) == 0 {
+		return broker.Depth{Queue: name, Missing: true}
+	}
+	for _, t := range there {
+		l, ok := c.left(t, r)
+		if !ok {
+			return d
+		}
+		all.ready, all.inFlight, all.due = all.ready+l.ready, all.inFlight+l.inFlight, all.due+l.due
+	}
+	d.Ready, d.InFlight = broker.Known(all.ready), broker.Known(all.inFlight)
+	if r.held {
+		d.Due = broker.Known(all.due)
+	}
+	return d
+}
+
+// left is what is not handled of a topic.
+type left struct{ ready, inFlight, due int64 }
+
+// left counts one topic; false: something of it is not known.
+func (c counted) left(topic string, r reader) (left, bool) {
+	var out left
+	parts, ok := c.topics[topic]
 	commits, asked := c.committed[r.group]
 	if !ok || !asked {
-		return d
+		return out, false
 	}
-	found := commits[r.topic]
+	found := commits[topic]
 	if r.guessed && !committedAny(found) {
 		// Another group may read it: only that there is nothing can be known.
 		for _, e := range parts {
 			if e.end > e.start {
-				return d
+				return out, false
 			}
 		}
 	}
-	var ready, inFlight, due int64
 	for p, e := range parts {
 		pos := position{next: e.start, seen: e.start}
 		if at, ok := found[p]; ok {
 			if at.Err != nil {
-				return d
+				return out, false
 			}
 			if at.At >= 0 {
 				pos = parsePosition(at.At, at.Metadata)
 			}
 		}
-		n, busy := pos.backlog(e.start, e.end)
 		if c.members[r.group] == broker.Known(0) {
-			n, busy = n+busy, 0 // whoever had them is gone
+			pos.inFlight = 0 // whoever had them is gone
 		}
-		ready, inFlight = ready+n, inFlight+busy
+		ready, inFlight := pos.backlog(e.start, e.end)
+		out.ready, out.inFlight = out.ready+ready, out.inFlight+inFlight
 		if e.due >= 0 {
-			of, with := pos.backlog(e.start, e.due)
-			due += max(of+with-busy, 0)
+			ready, _ := pos.backlog(e.start, e.due)
+			out.due += ready
 		}
 	}
-	d.Ready, d.InFlight = broker.Known(ready), broker.Known(inFlight)
-	if r.held {
-		d.Due = broker.Known(due)
-	}
-	return d
+	return out, true
 }
 
 func committedAny(ps map[int32]kadm.OffsetResponse) bool {

@@ -19,10 +19,13 @@ type plan struct {
 	options  options
 	// source is the topic that is read, main the one that is published to; the same unless a source is named.
 	source, main string
-	// holds are the hold topics in the order of the tiers, retired ones at the end; none where nothing is held.
+	// holds are the hold topics in the order of the tiers, and at the end what else is read in that way: retired ones, and
+	// the main topic where another one is the source, with no delay. None where nothing is held.
 	holds []holdTopic
-	tiers int // how many of holds are not retired
-	dead  string
+	tiers int // how many of holds are tiers
+	// retired are hold topics that left the spec.
+	retired []string
+	dead    string
 	// group reads source and holds, deadGroup the dead letters.
 	group, deadGroup string
 	// verify is a topic of somebody else, which must exist; empty: none.
@@ -105,7 +108,12 @@ func newPlan(d broker.Declaration) (plan, error) {
 		}
 		p.tiers = len(p.holds)
 		for _, q := range d.Retired {
+			p.retired = append(p.retired, physical(t, q.Name))
 			p.holds = append(p.holds, holdTopic{physical(t, q.Name), q.Delay})
+		}
+		if p.source != p.main {
+			// What comes back at once, or is published to this topology alone, must not be seen by others of the source.
+			p.holds = append(p.holds, holdTopic{p.main, 0})
 		}
 	}
 	if t.External && (o.Partitions != 0 || o.ReplicationFactor != 0 || len(o.Config) > 0) {
@@ -121,7 +129,7 @@ func (p *plan) addTopics() error {
 	if p.dead != "" {
 		p.topics = append(p.topics, p.deadTopic())
 	}
-	if p.verify == "" {
+	if p.verify == "" || slices.ContainsFunc(p.holds, func(h holdTopic) bool { return h.name == p.main }) {
 		p.topics = append(p.topics, p.mainTopic())
 	}
 	for _, h := range p.holds[:p.tiers] {

@@ -41,18 +41,15 @@ func (p *plan) names() []string {
 	for _, t := range p.topics {
 		out = append(out, t.name)
 	}
-	for _, h := range p.holds[p.tiers:] {
-		out = append(out, h.name)
-	}
-	return out
+	return append(out, p.retired...)
 }
 
-// watched are settings that endanger messages, whoever made them.
-var watched = []string{configCleanup, configUnclean}
+// dangerous are settings that endanger messages, whoever made them.
+var dangerous = []string{configCleanup, configUnclean}
 
 // keys are the settings that a plan compares.
 func (p *plan) keys() []string {
-	out := slices.Clone(watched)
+	out := slices.Clone(dangerous)
 	for _, t := range p.topics {
 		for _, s := range t.settings {
 			if s.demand != onCreation {
@@ -189,9 +186,9 @@ func (p *plan) compare(seen map[string]topicState) broker.Observation {
 			o.Warnings = append(o.Warnings, t.warnings(have)...)
 		}
 	}
-	for _, h := range p.holds[p.tiers:] {
-		if have := seen[h.name]; !have.missing && have.err == nil { // one that is gone is done with
-			o.Objects = append(o.Objects, broker.ObservedObject{Object: broker.Object{Kind: kindTopic, Name: h.name, Role: topology.RoleRetired}})
+	for _, name := range p.retired {
+		if have := seen[name]; !have.missing && have.err == nil { // one that is gone is done with
+			o.Objects = append(o.Objects, broker.ObservedObject{Object: broker.Object{Kind: kindTopic, Name: name, Role: topology.RoleRetired}})
 		}
 	}
 	return o

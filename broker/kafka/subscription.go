@@ -31,11 +31,11 @@ type subscription struct {
 	prefetch    int
 	logger      *slog.Logger
 
-	member *kgo.Client // reads the main topic, and is assigned the hold topics, too
-	holder *kgo.Client // reads the hold topics; nil where there are none
-	mains  pump
-	holds  pump
-	topics watch
+	member  *kgo.Client // reads the main topic, and is assigned the hold topics, too
+	holder  *kgo.Client // reads the hold topics; nil where there are none
+	mains   pump
+	holds   pump
+	topics  watch
 	commits committer
 
 	mu       sync.Mutex
