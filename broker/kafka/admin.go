@@ -229,21 +229,14 @@ func (a *admin) awaitTopics(ctx context.Context, topics []topicSpec) error {
 		}
 	}
 	return poll(ctx, func() bool {
-		m, err := a.adm.Metadata(ctx, names...)
+		all, err := a.topics(ctx, names)
 		if err != nil {
 			return false
 		}
 		return !slices.ContainsFunc(names, func(n string) bool {
-			t := m.Topics[n]
-			if t.Err != nil || len(t.Partitions) < max(int(want[n]), 1) {
-				return true
-			}
-			for _, p := range t.Partitions {
-				if p.Err != nil || p.Leader < 0 {
-					return true
-				}
-			}
-			return false
+			t := all[n]
+			return t.ErrorCode != 0 || len(t.Partitions) < max(int(want[n]), 1) ||
+				slices.ContainsFunc(t.Partitions, func(p kmsg.MetadataResponseTopicPartition) bool { return p.ErrorCode != 0 || p.Leader < 0 })
 		})
 	})
 }
@@ -299,8 +292,8 @@ func (a *admin) awaitGone(ctx context.Context, names []string) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	return poll(ctx, func() bool {
-		m, err := a.adm.Metadata(ctx, names...)
-		return err == nil && !slices.ContainsFunc(names, func(n string) bool { return !errors.Is(m.Topics[n].Err, kerr.UnknownTopicOrPartition) })
+		all, err := a.topics(ctx, names)
+		return err == nil && !slices.ContainsFunc(names, func(n string) bool { return all[n].ErrorCode != kerr.UnknownTopicOrPartition.Code })
 	})
 }
 

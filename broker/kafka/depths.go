@@ -10,6 +10,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/topology"
@@ -118,39 +119,47 @@ func (a *admin) count(ctx context.Context, readers []reader) (counted, error) {
 	return c, a.readEnds(ctx, slices.Sorted(maps.Keys(topics)), delays, now, c)
 }
 
-// countMembers says how many consumers a group has.
+// countMembers says how many consumers a group has. One that may not be seen is unknown.
 func (a *admin) countMembers(ctx context.Context, groups []string, into map[string]broker.Count) error {
-	described, err := a.adm.DescribeGroups(ctx, groups...)
-	if err != nil && len(described) == 0 {
-		return err
-	}
-	for _, g := range described {
-		switch {
-		case g.Err == nil:
-			into[g.Group] = broker.Known(int64(len(g.Members)))
-		case errors.Is(g.Err, kerr.GroupIDNotFound): // there is none, or it is one of another protocol
-			if n, err := a.adm.DescribeConsumerGroups(ctx, g.Group); err == nil && n[g.Group].Err == nil {
-				into[g.Group] = broker.Known(int64(len(n[g.Group].Members)))
-				continue
+	req := kmsg.NewPtrDescribeGroupsRequest()
+	req.Groups = groups
+	var failed error
+	for _, shard := range a.client.RequestSharded(ctx, req) {
+		resp, ok := shard.Resp.(*kmsg.DescribeGroupsResponse)
+		if shard.Err != nil || !ok {
+			failed = shard.Err // of the coordinator of some groups; those of others are known
+			continue
+		}
+		for _, g := range resp.Groups {
+			switch err := kerr.ErrorForCode(g.ErrorCode); {
+			case err == nil:
+				into[g.Group] = broker.Known(int64(len(g.Members)))
+			case errors.Is(err, kerr.GroupIDNotFound): // there is none, or it is one of another protocol
+				into[g.Group] = broker.Known(0)
+				if n, err := a.adm.DescribeConsumerGroups(ctx, g.Group); err == nil && n[g.Group].Err == nil {
+					into[g.Group] = broker.Known(int64(len(n[g.Group].Members)))
+				}
 			}
-			into[g.Group] = broker.Known(0)
 		}
 	}
-	return nil
+	if errors.Is(failed, kerr.GroupAuthorizationFailed) {
+		return nil
+	}
+	return failed
 }
 
 func (a *admin) readEnds(ctx context.Context, topics []string, delays map[time.Duration]map[string]bool, now time.Time, c counted) error {
-	m, err := a.adm.Metadata(ctx, topics...)
+	all, err := a.topics(ctx, topics)
 	if err != nil {
 		return err
 	}
 	var there []string
 	for _, t := range topics {
-		switch detail := m.Topics[t]; {
-		case errors.Is(detail.Err, kerr.UnknownTopicOrPartition):
+		switch err := kerr.ErrorForCode(all[t].ErrorCode); {
+		case errors.Is(err, kerr.UnknownTopicOrPartition):
 			c.missing[t] = true
-		case detail.Err != nil:
-			a.dialer.logger.Warn("counting messages of one topic", "topic", t, "error", right{"Describe", "topic", t}.on(detail.Err))
+		case err != nil:
+			a.dialer.logger.Warn("counting messages of one topic", "topic", t, "error", right{"Describe", "topic", t}.on(err))
 		default:
 			there = append(there, t)
 		}
@@ -182,7 +191,7 @@ func (a *admin) readEnds(ctx context.Context, topics []string, delays map[time.D
 		}
 	}
 	for _, t := range there {
-		if ps, ok := partitions(m.Topics[t].Partitions, starts[t], last[t], due[t]); ok {
+		if ps, ok := partitions(all[t].Partitions, starts[t], last[t], due[t]); ok {
 			c.topics[t] = ps
 		}
 	}
@@ -190,9 +199,10 @@ func (a *admin) readEnds(ctx context.Context, topics []string, delays map[time.D
 }
 
 // partitions puts together what was listed of a topic; false: something of it is not known.
-func partitions(all kadm.PartitionDetails, start, end, due map[int32]kadm.ListedOffset) (map[int32]ends, bool) {
+func partitions(all []kmsg.MetadataResponseTopicPartition, start, end, due map[int32]kadm.ListedOffset) (map[int32]ends, bool) {
 	out := make(map[int32]ends, len(all))
-	for p := range all {
+	for _, detail := range all {
+		p := detail.Partition
 		s, ok1 := start[p]
 		e, ok2 := end[p]
 		if !ok1 || !ok2 || s.Err != nil || e.Err != nil || s.Offset < 0 || e.Offset < 0 {

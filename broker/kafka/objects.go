@@ -117,7 +117,7 @@ func newPlan(d broker.Declaration) (plan, error) {
 		}
 	}
 	if t.External && (o.Partitions != 0 || o.ReplicationFactor != 0 || len(o.Config) > 0) {
-		return plan{}, &topology.FieldError{Field: "kafka", Problem: "an external topology declares no topic: remove partitions, replicationFactor and config"}
+		return plan{}, &topology.FieldError{Field: "kafka.config", Problem: "an external topology declares no topic: remove partitions, replicationFactor and config"}
 	}
 	return p, p.addTopics()
 }

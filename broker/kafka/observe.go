@@ -91,23 +91,22 @@ func (a *admin) look(ctx context.Context, names, keys []string) (map[string]topi
 	if len(names) == 0 {
 		return out, nil
 	}
-	m, err := a.adm.Metadata(ctx, names...)
+	all, err := a.topics(ctx, names)
 	if err != nil {
 		return nil, fmt.Errorf("read topics: %w", mapError(err))
 	}
 	var there []string
 	for _, name := range names {
-		t, ok := m.Topics[name]
-		switch {
-		case !ok || errors.Is(t.Err, kerr.UnknownTopicOrPartition):
+		t, ok := all[name]
+		switch err := kerr.ErrorForCode(t.ErrorCode); {
+		case !ok || errors.Is(err, kerr.UnknownTopicOrPartition):
 			out[name] = topicState{missing: true}
-		case t.Err != nil:
-			out[name] = topicState{err: right{"Describe", "topic", name}.on(t.Err)}
+		case err != nil:
+			out[name] = topicState{err: right{"Describe", "topic", name}.on(err)}
 		default:
 			s := topicState{partitions: int32(len(t.Partitions))} //nolint:gosec // a broker's own number
-			for _, p := range t.Partitions {
-				s.replication = len(p.Replicas)
-				break
+			if len(t.Partitions) > 0 {
+				s.replication = len(t.Partitions[0].Replicas)
 			}
 			out[name], there = s, append(there, name)
 		}
@@ -117,6 +116,27 @@ func (a *admin) look(ctx context.Context, names, keys []string) (map[string]topi
 	for batch := range slices.Chunk(there, describeBatch) {
 		if err := a.describe(ctx, batch, keys, out); err != nil {
 			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// topics asks for topics by name. One that does not exist is not made.
+func (a *admin) topics(ctx context.Context, names []string) (map[string]kmsg.MetadataResponseTopic, error) {
+	req := kmsg.NewPtrMetadataRequest()
+	for _, name := range names {
+		t := kmsg.NewMetadataRequestTopic()
+		t.Topic = &name
+		req.Topics = append(req.Topics, t)
+	}
+	resp, err := req.RequestWith(ctx, a.client)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]kmsg.MetadataResponseTopic, len(resp.Topics))
+	for _, t := range resp.Topics {
+		if t.Topic != nil {
+			out[*t.Topic] = t
 		}
 	}
 	return out, nil

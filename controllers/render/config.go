@@ -12,6 +12,7 @@ import (
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/runtime/config"
 	"github.com/shove-dev/shove/settle"
+	"github.com/shove-dev/shove/topology"
 )
 
 // Where a workload finds its configuration.
@@ -110,7 +111,8 @@ func brokerEntry(c Connection, f Facts) (config.Broker, error) {
 	if f.ClientCert {
 		t.CertFile, t.KeyFile = file(KeyTLSCert), file(KeyTLSKey)
 	}
-	if t != (config.TLS{}) {
+	// RabbitMQ's URL says whether there is TLS; Kafka's addresses do not, so that tls: {} does.
+	if t != (config.TLS{}) || c.Link.Kind == topology.Kafka && c.Link.Broker.Spec.TLS != nil {
 		b.TLS = &t
 	}
 	return b, nil

@@ -1,10 +1,10 @@
 // Command servers starts what tests need, runs a command with it, and takes it down again, also when the command
 // fails or is interrupted:
 //
-//	servers [-rabbitmq] command [argument …]
+//	servers [-rabbitmq] [-kafka] command [argument …]
 //
-// The command gets SHOVE_TEST_RABBITMQ_URL and SHOVE_TEST_RABBITMQ_MANAGEMENT_URL. Where they are set already nothing
-// is started. A server that is missing on the machine is said and left out: the tests decide what that means.
+// The command gets SHOVE_TEST_RABBITMQ_URL and SHOVE_TEST_RABBITMQ_MANAGEMENT_URL, or SHOVE_TEST_KAFKA_SERVERS. Where
+// they are set already nothing is started. A server that is missing on the machine is said and left out: the tests decide what that means.
 package main
 
 import (
@@ -19,17 +19,19 @@ import (
 	"time"
 
 	"github.com/shove-dev/shove/internal/testenv"
+	"github.com/shove-dev/shove/internal/testenv/kafkaserver"
 	"github.com/shove-dev/shove/internal/testenv/rabbitserver"
 )
 
 func main() {
 	rabbitmq := flag.Bool("rabbitmq", false, "start a RabbitMQ server")
+	kafka := flag.Bool("kafka", false, "start a Kafka broker")
 	flag.Parse()
 	if flag.NArg() == 0 {
-		fmt.Fprintln(os.Stderr, "usage: servers [-rabbitmq] command [argument …]")
+		fmt.Fprintln(os.Stderr, "usage: servers [-rabbitmq] [-kafka] command [argument …]")
 		os.Exit(2)
 	}
-	code, err := run(*rabbitmq, flag.Args())
+	code, err := run(*rabbitmq, *kafka, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "servers:", err)
 		code = max(code, 1)
@@ -37,7 +39,7 @@ func main() {
 	os.Exit(code)
 }
 
-func run(rabbitmq bool, command []string) (code int, err error) {
+func run(rabbitmq, kafka bool, command []string) (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	env := os.Environ()
@@ -53,7 +55,29 @@ func run(rabbitmq bool, command []string) (code int, err error) {
 			env = append(env, testenv.RabbitMQURLVar+"="+server.URL(), testenv.RabbitMQManagementURLVar+"="+server.ManagementURL())
 		}
 	}
+	if kafka && os.Getenv(testenv.KafkaServersVar) == "" {
+		server, startErr := startKafka(ctx)
+		switch {
+		case errors.Is(startErr, kafkaserver.ErrNotAvailable):
+			fmt.Fprintln(os.Stderr, "servers:", startErr)
+		case startErr != nil:
+			return 1, startErr
+		default:
+			defer func() { err = errors.Join(err, server.Close()) }()
+			env = append(env, testenv.KafkaServersVar+"="+server.Addr(kafkaserver.Plain))
+		}
+	}
 	return runCommand(ctx, command, env)
+}
+
+func startKafka(ctx context.Context) (*kafkaserver.Server, error) {
+	started := time.Now()
+	server, err := kafkaserver.Start(ctx, kafkaserver.Options{})
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(os.Stderr, "servers: Kafka listens on %s (started in %v)\n", server.Addr(kafkaserver.Plain), time.Since(started).Round(100*time.Millisecond))
+	return server, nil
 }
 
 func startRabbitMQ(ctx context.Context) (*rabbitserver.Server, error) {
