@@ -211,7 +211,7 @@ func TestKafka_Life(t *testing.T) {
 		thief := orders("thief", "again")
 		thief.Spec.Queue = queue
 		c.create(thief)
-		c.stalled(thief, v1alpha1.ReasonQueueClaimed)
+		c.stalled(thief, v1alpha1.ReasonConflict)
 	})
 	t.Run("deletion says how much went", func(t *testing.T) {
 		for range 3 {

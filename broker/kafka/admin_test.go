@@ -113,6 +113,12 @@ func (d *desk) foreign(name string, partitions int32, config map[string]string) 
 	}
 	_, err := d.raw.admin.CreateTopic(ctx, partitions, 1, ptrs, name)
 	must(d.t, err)
+	testenv.Eventually(d.t, bound, func() error { // the controller knows it before the broker does
+		if n, _ := d.topic(name); n != int(partitions) {
+			return fmt.Errorf("topic %q has %d partitions", name, n)
+		}
+		return nil
+	})
 }
 
 func (d *desk) alter(name, key, value string) {

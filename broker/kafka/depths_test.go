@@ -1,6 +1,8 @@
 package kafka
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -103,6 +105,11 @@ func TestTransactionsReachZero(t *testing.T) {
 	zero := func(when string) {
 		t.Helper()
 		testenv.Eventually(t, bound, func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			if ds, err := s.Receive(ctx); !errors.Is(err, context.DeadlineExceeded) { // the consumer asks for more, as they do
+				t.Fatalf("%s: received %d, %v", when, len(ds), err)
+			}
 			if got := d.depth(d.queue); got.Ready != broker.Known(0) || got.InFlight != broker.Known(0) {
 				return fmt.Errorf("%s: %+v", when, got)
 			}
