@@ -27,6 +27,12 @@ type Capabilities struct {
 	// DedupesCopies: a copy that is written a second time, because the confirm of the first was lost, is stored once,
 	// for some minutes at least.
 	DedupesCopies bool
+	// ReadsHolds: a held message that is due is handled straight from its hold queue; it does not return to the main
+	// queue (Kafka).
+	ReadsHolds bool
+	// ResendsSafely: a publisher repeats a message whose confirm was lost, and the broker stores it once, so that it is
+	// unknown only as long as the broker cannot be reached.
+	ResendsSafely bool
 	// Bindings: a publisher may go to an exchange that routes.
 	Bindings bool
 	// Connected: there is a connection that can be lost (M); false for the in-memory broker.

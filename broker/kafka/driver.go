@@ -80,6 +80,8 @@ func capabilities(json.RawMessage) broker.Capabilities {
 		Offset:          true,
 		BrokerTimestamp: true,
 		Sequenced:       true,
+		ReadsHolds:      true,
+		ResendsSafely:   true,
 		Connected:       true,
 		HoldLateness:    50 * time.Millisecond,
 	}
