@@ -114,6 +114,9 @@ type Subscribe struct {
 	// Lease is the longest time from receiving a delivery to settling it, without waiting in place; the backend
 	// sets what the broker calls ack wait, visibility or idle time from it and from Extend (H11). Zero: unbounded.
 	Lease time.Duration
+	// InPlace says that the caller asks for WaitInPlace, so that a broker that carries it out (WaitsInBroker) knows
+	// that a delivery which comes back need not be one that ended without an outcome.
+	InPlace bool
 	// Consumer names this consumer to the broker and to people, such as the pod's name.
 	Consumer string
 	Logger   *slog.Logger

@@ -24,6 +24,9 @@ type Capabilities struct {
 	// WaitsInBroker: WaitInPlace is carried out by the backend (a delayed nak); else the runtime keeps the delivery
 	// and calls the handler again after the delay (J2).
 	WaitsInBroker bool
+	// DedupesCopies: a copy that is written a second time, because the confirm of the first was lost, is stored once,
+	// for some minutes at least.
+	DedupesCopies bool
 	// Bindings: a publisher may go to an exchange that routes.
 	Bindings bool
 	// Connected: there is a connection that can be lost (M); false for the in-memory broker.

@@ -61,7 +61,8 @@ type Settlement struct {
 	Delivery *Delivery
 	Action   settle.Action
 	// Stamp are the headers of the copy, to be set over those that header.Keep keeps of the original. Set for
-	// actions that copy.
+	// actions that copy, and for WaitInPlace where the backend carries it out: there they are what the message's next
+	// delivery should have, as far as the backend can remember it.
 	Stamp []header.Field
 	// Envelope, when set, replaces the copy's body and all of the original's headers: the last resort for a
 	// message whose headers do not fit (C9). It is JSON, and Stamp marks the copy.

@@ -38,7 +38,7 @@ func (c *consumer) finish(t *task, o settle.Outcome, elapsed time.Duration) {
 	}
 	c.warn(t, o.Verdict)
 	switch {
-	case t.action.Kind == settle.WaitInPlace && !c.caps.WaitsInBroker:
+	case t.action.Kind == settle.WaitInPlace && (!c.caps.WaitsInBroker || c.role == broker.ReadDeadLetter):
 		t.s.after(t.action.Delay, t, func() {
 			t.s.resume(t.again(t.action.Retries, t.action.Defers, t.action.NotBefore, t.history))
 		})
@@ -113,7 +113,7 @@ const (
 // settlement is what the backend gets for a task.
 func (t *task) settlement(now time.Time) broker.Settlement {
 	st := broker.Settlement{Delivery: t.d, Action: t.action, Envelope: t.envelope}
-	if !t.action.Kind.Copies() {
+	if !t.action.Kind.Copies() && t.action.Kind != settle.WaitInPlace {
 		return st
 	}
 	facts := *t.facts

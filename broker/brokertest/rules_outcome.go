@@ -172,7 +172,12 @@ func copyBeforeAck(w *world) {
 		release()
 		if tc.outcome == runtime.Reject {
 			// The original comes back and dies again.
-			for _, m := range r.deadLetters(2) {
+			c.called(2)
+			dead := 2
+			if w.caps.DedupesCopies {
+				dead = 1
+			}
+			for _, m := range r.deadLetters(dead) {
 				if m.text(header.MessageID) != id {
 					w.t.Errorf("a dead letter has the id %q, the message had %q", m.text(header.MessageID), id)
 				}

@@ -1,0 +1,156 @@
+package nats
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/nats-io/nats-server/v2/server"
+	natsgo "github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
+
+	"github.com/shove-dev/shove/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m, serverLeaks()...) }
+
+// serverLeaks are goroutines that a server in this process leaves behind for a while when it is shut down.
+func serverLeaks() []goleak.Option {
+	return []goleak.Option{
+		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushLoop"),
+	}
+}
+
+// testServer is a NATS server with JetStream in this process, with a store on disk.
+type testServer struct {
+	t    testing.TB
+	opts server.Options
+
+	mu  sync.Mutex
+	srv *server.Server
+}
+
+func startServer(t testing.TB, change ...func(*server.Options)) *testServer {
+	t.Helper()
+	s := &testServer{t: t, opts: server.Options{
+		Host: "127.0.0.1", Port: testenv.FreePort(t), JetStream: true, StoreDir: filepath.Join(t.TempDir(), "store"),
+		NoLog: true, NoSigs: true, ServerName: "test",
+	}}
+	for _, c := range change {
+		c(&s.opts)
+	}
+	s.start()
+	t.Cleanup(s.stop)
+	return s
+}
+
+func (s *testServer) start() {
+	s.t.Helper()
+	opts := s.opts // the server writes into its options
+	srv, err := server.NewServer(&opts)
+	if err != nil {
+		s.t.Fatalf("make a server: %v", err)
+	}
+	srv.Start()
+	if !srv.ReadyForConnections(20 * time.Second) {
+		s.t.Fatal("the server is not ready")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.srv = srv
+}
+
+func (s *testServer) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.srv.Shutdown()
+	s.srv.WaitForShutdown()
+}
+
+func (s *testServer) restart() {
+	s.t.Helper()
+	s.stop()
+	s.start()
+}
+
+func (s *testServer) running() *server.Server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.srv
+}
+
+func (s *testServer) addr() string { return fmt.Sprintf("%s:%d", s.opts.Host, s.opts.Port) }
+
+// connect is a connection without shove, which comes back after restarts.
+func (s *testServer) connect(opts ...natsgo.Option) *natsgo.Conn {
+	s.t.Helper()
+	opts = append(opts, natsgo.MaxReconnects(-1), natsgo.ReconnectWait(20*time.Millisecond))
+	c, err := natsgo.Connect("nats://"+s.addr(), opts...)
+	if err != nil {
+		s.t.Fatalf("connect: %v", err)
+	}
+	s.t.Cleanup(c.Close)
+	return c
+}
+
+func endpointOf(t testing.TB, servers ...string) json.RawMessage {
+	t.Helper()
+	out, err := json.Marshal(map[string]any{"servers": servers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// outstanding counts what a consumer has delivered and neither got an acknowledgement for nor is about to deliver
+// again. The API's num_ack_pending counts the latter as well, so that this looks into the server.
+func (s *testServer) outstanding(stream, consumer string) int {
+	acc, err := s.running().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
+	if err != nil {
+		s.t.Fatalf("account: %v", err)
+	}
+	jsa := member(reflect.ValueOf(acc), "js").Elem()
+	if jsa.IsNil() {
+		return 0
+	}
+	unlock := lock(jsa)
+	one := member(jsa, "streams").Elem().MapIndex(reflect.ValueOf(stream))
+	unlock()
+	if !one.IsValid() {
+		return 0
+	}
+	unlock = lock(one)
+	k := member(one, "consumers").Elem().MapIndex(reflect.ValueOf(consumer))
+	unlock()
+	if !k.IsValid() {
+		return 0
+	}
+	defer lock(k)()
+	pending := member(k, "pending").Elem()
+	n := pending.Len()
+	queue := member(k, "rdq").Elem()
+	for i := range queue.Len() {
+		if pending.MapIndex(queue.Index(i)).IsValid() {
+			n--
+		}
+	}
+	return n
+}
+
+// member is a pointer to an unexported field of the struct behind v.
+func member(v reflect.Value, name string) reflect.Value {
+	f := reflect.NewAt(v.Type().Elem(), v.UnsafePointer()).Elem().FieldByName(name)
+	return reflect.NewAt(f.Type(), unsafe.Pointer(f.UnsafeAddr()))
+}
+
+// lock read-locks the struct behind v by its own mutex.
+func lock(v reflect.Value) (unlock func()) {
+	mu := member(v, "mu").Interface().(*sync.RWMutex)
+	mu.RLock()
+	return mu.RUnlock
+}
