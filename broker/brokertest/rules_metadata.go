@@ -125,10 +125,7 @@ func deliveryCountRestarts(w *world) {
 		w.t.Fatal("a redelivery takes Faults.Cut")
 	}
 	c = r.consume(func(ctx context.Context, call call) runtime.Outcome {
-		switch {
-		case call.Redelivered:
-			return runtime.Ack
-		case call.Retries == 0:
+		if call.Retries == 0 {
 			return runtime.Retry
 		}
 		<-ctx.Done()

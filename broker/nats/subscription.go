@@ -370,6 +370,9 @@ func (s *subscription) stopPulling(ctx context.Context) error {
 		s.forget(entryOf(d))
 	}
 	s.mu.Unlock()
+	if len(unreceived) > 0 || s.unsettled() > 0 {
+		s.forgetRequests(ctx)
+	}
 	for _, d := range unreceived {
 		_ = s.conn.Publish(entryOf(d).msg.Reply, nak) // an error means that the connection is gone
 	}
@@ -377,6 +380,22 @@ func (s *subscription) stopPulling(ctx context.Context) error {
 		errs = append(errs, ignoreClosed(s.conn.flush(ctx)))
 	}
 	return errors.Join(errs...)
+}
+
+// forgetRequests makes the server drop requests whose inbox is gone, which it does when it is asked about a consumer.
+// Else it tries to serve them with what is handed back, and puts the first message behind the others.
+func (s *subscription) forgetRequests(ctx context.Context) {
+	for _, p := range s.pullers {
+		if p.requested.Load() > 0 {
+			_, _ = p.conn.consumer(ctx, p.stream, p.consumer) // it is about the order only
+		}
+	}
+}
+
+func (s *subscription) unsettled() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.list.n
 }
 
 func ignoreClosed(err error) error {
