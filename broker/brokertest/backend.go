@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/broker/header"
 	"github.com/shove-dev/shove/topology"
@@ -31,6 +33,9 @@ type Backend struct {
 	// ConflictingOptions are options with which declaring a queue that was declared with the variant's options is a
 	// conflict. Nil: the broker has no fixed property to disagree about.
 	ConflictingOptions json.RawMessage
+	// Goroutines are those of a broker that runs in the test's own process, to be told from what a backend leaves
+	// behind.
+	Goroutines []goleak.Option
 }
 
 // Variant is one way to run a broker.

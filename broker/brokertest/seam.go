@@ -473,5 +473,5 @@ func noGoroutineLeft(w *world) {
 	if w.b.Virtual {
 		return
 	}
-	w.eventually("no goroutine is left", func() error { return goleak.Find(before) })
+	w.eventually("no goroutine is left", func() error { return goleak.Find(append(w.b.Goroutines, before)...) })
 }

@@ -285,13 +285,26 @@ func (r *rig) holds(q topology.Queue, ready, inFlight int) {
 // empty waits until nothing is left in any queue of the rig but its dead letters.
 func (r *rig) empty() {
 	r.t.Helper()
-	r.holds(r.main(), 0, 0)
-	if r.decl.Topology.External {
-		return
+	queues := []topology.Queue{r.main()}
+	if !r.decl.Topology.External {
+		for i := range r.decl.Topology.Holds {
+			queues = append(queues, r.hold(i))
+		}
 	}
-	for i := range r.decl.Topology.Holds {
-		r.holds(r.hold(i), 0, 0)
-	}
+	// Twice in a row: a message that goes from one queue to another may be missed by the first look.
+	passes := 0
+	r.eventually("nothing is left in any queue but the dead letters", func() error {
+		for _, q := range queues {
+			if ready, inFlight := r.count(q); ready+inFlight > 0 {
+				passes = 0
+				return fmt.Errorf("queue %q has %d ready and %d in flight", q.Name, ready, inFlight)
+			}
+		}
+		if passes++; passes < 2 {
+			return errors.New("looking again")
+		}
+		return nil
+	})
 }
 
 // deadLetters waits for n dead letters, takes them, and checks that there is no other.

@@ -34,8 +34,13 @@ func openAdmin(ctx context.Context, cfg broker.Config, m mode) (*admin, error) {
 		return nil, err
 	}
 	a := &admin{dialer: d, link: newLink(d, "admin"), sources: map[string]string{}}
-	if _, err := a.link.get(ctx); err != nil {
+	c, err := a.link.get(ctx)
+	if err != nil {
 		return nil, err
+	}
+	if _, err := c.jetStream(ctx); err != nil {
+		_ = a.link.close(ctx)
+		return nil, fmt.Errorf("connect to %s: %w", d.endpoint.name(), err)
 	}
 	return a, nil
 }
@@ -67,12 +72,19 @@ func (a *admin) Server(ctx context.Context) (broker.Server, error) {
 	return out, nil
 }
 
-// account names the account of the connection. It also proves that the account has JetStream.
-func (c *conn) account(ctx context.Context) (string, error) {
+// jetStream proves that the account has JetStream, and names its domain.
+func (c *conn) jetStream(ctx context.Context) (domain string, err error) {
 	var js struct {
 		Domain string `json:"domain"`
 	}
-	if err := c.api(ctx, "$JS.API.INFO", nil, &js); err != nil {
+	err = c.api(ctx, "$JS.API.INFO", nil, &js)
+	return js.Domain, err
+}
+
+// account names the account of the connection, with its JetStream domain where there is one.
+func (c *conn) account(ctx context.Context) (string, error) {
+	domain, err := c.jetStream(ctx)
+	if err != nil {
 		return "", err
 	}
 	var user struct {
@@ -84,7 +96,7 @@ func (c *conn) account(ctx context.Context) (string, error) {
 	if err := c.api(ctx, "$SYS.REQ.USER.INFO", nil, &user); err != nil && !errors.Is(err, broker.ErrUnauthorized) && !errors.Is(err, broker.ErrUnavailable) {
 		return "", err
 	}
-	return strings.Trim(js.Domain+" "+user.Data.Account, " "), nil
+	return strings.TrimSpace(domain + " " + user.Data.Account), nil
 }
 
 // schedules says whether held messages can be scheduled on the server.

@@ -29,6 +29,7 @@ func TestConformance(t *testing.T) {
 				Variants:           []brokertest.Variant{{Options: shortAckWait}},
 				Patience:           time.Minute,
 				ConflictingOptions: json.RawMessage(`{"storage": "Memory"}`),
+				Goroutines:         serverGoroutines(),
 			})
 		})
 	}
@@ -68,6 +69,9 @@ func newRaw(s *testServer) raw {
 	c := s.connect()
 	js, err := jetstream.New(c)
 	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := js.AccountInfo(s.t.Context()); err != nil { // starts what the library needs for requests
 		s.t.Fatal(err)
 	}
 	return raw{s, c, js}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,13 +18,24 @@ import (
 	"github.com/shove-dev/shove/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m, serverLeaks()...) }
+func TestMain(m *testing.M) { testenv.Main(m) }
 
-// serverLeaks are goroutines that a server in this process leaves behind for a while when it is shut down.
-func serverLeaks() []goleak.Option {
-	return []goleak.Option{
-		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushLoop"),
+// serverGoroutines are those that a server in this process has for its streams and consumers.
+func serverGoroutines() []goleak.Option {
+	var out []goleak.Option
+	for _, f := range []string{
+		"(*consumer).loopAndGatherMsgs", "(*consumer).processInboundAcks", "(*consumer).processInboundNextMsgReqs", "(*consumerFileStore).flushLoop",
+		"(*fileStore).flushLoop", "(*fileStore).flushStreamStateLoop", "(*msgBlock).flushLoop", "(*stream).internalLoop", "(*stream).signalConsumersLoop",
+		"ats.Register.func1",
+	} {
+		if !strings.HasPrefix(f, "ats.") {
+			f = "." + f
+		} else {
+			f = "/" + f
+		}
+		out = append(out, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server"+f))
 	}
+	return out
 }
 
 // testServer is a NATS server with JetStream in this process, with a store on disk.
