@@ -225,6 +225,11 @@ func actionsKeepTheMessage(w *world) {
 	}
 	r.put(foreign("m", kept))
 	before := r.inst.Raw.Take(w.t, r.decl, r.main())[0]
+	tier, held := 0, r.main()
+	if !w.caps.HeldInBroker { // no consumer runs that would move it
+		tier = len(w.b.Tiers) - 1
+		held = r.hold(tier)
+	}
 	stamp := []header.Field{{Name: header.RetryCount, Value: int64(4)}, {Name: header.MessageID, Value: "id"}}
 	for _, tc := range []struct {
 		action settle.Action
@@ -237,7 +242,7 @@ func actionsKeepTheMessage(w *world) {
 		{settle.Action{Kind: settle.GiveBack}, r.main(), false},
 		{settle.Action{Kind: settle.Copy, Retries: 4}, r.main(), true},
 		{settle.Action{Kind: settle.DeadLetter, Retries: 4, Reason: settle.Rejected}, r.dead(), true},
-		{settle.Action{Kind: settle.Hold, Tier: 0, Retries: 4, Delay: w.tier(0)}, r.main(), true},
+		{settle.Action{Kind: settle.Hold, Tier: tier, Retries: 4, Delay: w.tier(tier)}, held, true},
 	} {
 		r.put(foreign("m", kept))
 		s := r.subscribe(broker.ReadMain, 1)
