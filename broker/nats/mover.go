@@ -63,6 +63,7 @@ func (m *mover) topUp() {
 // take sorts a parked message: back to the server, or to be moved.
 func (m *mover) take(msg *natsgo.Msg) {
 	defer m.topUp()
+	m.puller.less(1)
 	ms, err := strconv.ParseInt(msg.Header.Get(header.Due), 10, 64)
 	if err == nil {
 		if left := m.sub.clock.left(time.Now(), time.UnixMilli(ms)); left > 0 {

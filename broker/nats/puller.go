@@ -34,8 +34,8 @@ type puller struct {
 	sub      *natsgo.Subscription
 	maxBatch int
 
-	// take gets each message, moved is called when requests ended without one, broke when there will be no more. All
-	// of them are called by the library's goroutine for this subscription.
+	// take gets each message and has to call less for it, moved is called when requests ended without one, broke when
+	// there will be no more. All of them are called by the library's goroutine for this subscription.
 	take  func(*natsgo.Msg)
 	moved func()
 	broke func(error)
@@ -86,11 +86,11 @@ func (p *puller) handle(m *natsgo.Msg) {
 		p.status(m)
 		return
 	}
-	p.less(1)
 	p.take(m)
 }
 
-// less counts down what is asked for. It may have been forgotten meanwhile.
+// less counts down what is asked for, which may have been forgotten meanwhile. The owner of a message calls it when the
+// message takes a place, not before: the place would be filled twice.
 func (p *puller) less(n int64) {
 	if p.requested.Add(-n) < 0 {
 		p.requested.Store(0)

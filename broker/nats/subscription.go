@@ -145,6 +145,7 @@ func ensureConsumer(ctx context.Context, c *conn, k consumer) (*consumerInfo, er
 func (s *subscription) take(p *puller, m *natsgo.Msg) {
 	o, ok := parseReply(m.Reply)
 	if !ok {
+		p.less(1)
 		s.logger.Error("a message whose reply subject is not one of JetStream is left alone", "stream", p.stream, "reply", m.Reply)
 		return
 	}
@@ -158,12 +159,14 @@ func (s *subscription) take(p *puller, m *natsgo.Msg) {
 				w.delivered = o.delivered
 				s.client.waiting.put(k, w)
 				_ = s.conn.Publish(m.Reply, nakAfter(left))
+				p.less(1)
 				s.topUp()
 				return
 			}
 		}
 	}
 	s.mu.Lock()
+	p.less(1)
 	if s.lost != nil {
 		s.mu.Unlock()
 		s.client.owe([]owed{{reply: m.Reply, until: now.Add(s.ackWait)}})
@@ -213,6 +216,9 @@ func (s *subscription) topUp() {
 	defer s.mu.Unlock()
 	if s.stopping || s.closed || s.lost != nil {
 		return
+	}
+	if len(s.buffer) > 0 && s.out < s.prefetch { // what there was no room for before
+		s.wake()
 	}
 	share := max(1, s.prefetch/len(s.pullers))
 	worth := max(1, min(share/4, share-2*s.concurrency))
