@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -44,6 +45,16 @@ func newInstance(t *testing.T, m mode) brokertest.Instance {
 	t.Helper()
 	s := startServer(t)
 	proxy := testenv.Proxy(t, s.addr())
+	var armed atomic.Value // of step
+	armed.Store(step(""))
+	m.reached = func(c *conn, at step) {
+		if armed.Load() != at || !armed.CompareAndSwap(at, step("")) {
+			return
+		}
+		// What was sent by then is with the server; its answers are not with us.
+		_ = c.flush(context.Background())
+		proxy.Flap()
+	}
 	return brokertest.Instance{
 		Driver: m.driver(),
 		Client: broker.Config{Endpoint: endpointOf(t, "nats://"+proxy.Addr())},
@@ -57,6 +68,10 @@ func newInstance(t *testing.T, m mode) brokertest.Instance {
 				return proxy.Restore
 			},
 			Restart: func(testing.TB) { s.restart() },
+			CutAt: func(_ testing.TB, at brokertest.Step) func() {
+				armed.Store(step(at))
+				return func() { armed.Store(step("")) }
+			},
 		},
 	}
 }

@@ -27,6 +27,25 @@ var Driver = mode{}.driver()
 type mode struct {
 	// park makes it work as on a server without scheduled messages.
 	park bool
+	// reached is told how far a delivery got, so that tests can break the connection right there.
+	reached func(*conn, step)
+}
+
+// step is a point between receiving a message and its acknowledgement.
+type step string
+
+const (
+	stepReceived   step = "received"
+	stepBeforeCopy step = "before-copy"
+	stepCopied     step = "copied"
+	stepBeforeAck  step = "before-ack"
+	stepAcked      step = "acked"
+)
+
+func (s *subscription) reached(at step) {
+	if f := s.client.dialer.mode.reached; f != nil {
+		f(s.conn, at)
+	}
 }
 
 func (m mode) driver() broker.Driver {

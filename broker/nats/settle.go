@@ -24,7 +24,9 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 	r.claim()
 	var f *flight
 	if r.copies > 0 {
+		s.reached(stepBeforeCopy)
 		f = r.send()
+		s.reached(stepCopied)
 	}
 	if r.returns > 0 {
 		r.handBack()
@@ -34,9 +36,11 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 	}
 	if f != nil {
 		r.await(ctx, f)
+		s.reached(stepBeforeAck)
 		r.acknowledge(func(k settle.Kind) bool { return k == settle.Hold || k == settle.Copy })
 		r.bury(ctx)
 	}
+	s.reached(stepAcked)
 	s.topUp()
 	if len(r.items) == 0 {
 		return nil

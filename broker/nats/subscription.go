@@ -239,6 +239,7 @@ func (s *subscription) Receive(ctx context.Context) ([]*broker.Delivery, error) 
 	for {
 		batch, err := s.next()
 		if len(batch) > 0 || err != nil {
+			s.reached(stepReceived)
 			return batch, err
 		}
 		select {
