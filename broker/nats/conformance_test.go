@@ -185,6 +185,3 @@ func (r raw) Count(t testing.TB, d broker.Declaration, q topology.Queue) (ready,
 	}
 	return ready - inFlight, inFlight
 }
-
-// bound is how long a test waits for something that should come soon.
-const bound = 20 * time.Second

@@ -186,12 +186,14 @@ func readAnswer(m *natsgo.Msg, stream string) error {
 	case out.Error == nil:
 		return fmt.Errorf("stored by stream %q instead of %q: %w", out.Stream, stream, broker.ErrRejected)
 	}
-	switch known := out.Error.seam(); known {
-	case broker.ErrTooLarge, broker.ErrUnavailable:
-		return fmt.Errorf("%w: %w", known, out.Error)
-	default:
-		return fmt.Errorf("%w: %w", broker.ErrRejected, out.Error)
+	refused := broker.ErrRejected
+	switch {
+	case out.Error.seam() == broker.ErrTooLarge: //nolint:errorlint // one of the seam's, never wrapped
+		refused = broker.ErrTooLarge
+	case out.Error.Code == codeClusterNotReady, out.Error.Code == codeNoPeers, out.Error.Status == 429:
+		refused = broker.ErrUnavailable
 	}
+	return fmt.Errorf("%w: %w", refused, out.Error)
 }
 
 // deny ends the waiting for what the server refused to take on a subject.
