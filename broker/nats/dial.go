@@ -211,11 +211,12 @@ func (c *conn) asyncError(logger *slog.Logger, err error) {
 	}
 	subject := deniedSubject(err.Error())
 	told := fmt.Errorf("the server denies subject %q: %w", subject, broker.ErrUnauthorized)
+	deaf := strings.HasPrefix(subject, natsgo.InboxPrefix) // no answer can come
 	logger.Warn("NATS denies a subject", "subject", subject)
 	c.mu.Lock()
 	var tell []func(error)
 	for _, w := range c.denied {
-		if w.subject == subject {
+		if deaf || w.subject == subject {
 			tell = append(tell, w.tell)
 		}
 	}
@@ -223,7 +224,7 @@ func (c *conn) asyncError(logger *slog.Logger, err error) {
 	for _, f := range tell {
 		f(told)
 	}
-	c.flights.deny(subject, told)
+	c.flights.deny(func(s string) bool { return deaf || s == subject }, told)
 }
 
 // watchDenied calls tell when the server denies a subject, until the returned function is called.

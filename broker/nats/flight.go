@@ -196,13 +196,13 @@ func readAnswer(m *natsgo.Msg, stream string) error {
 	return fmt.Errorf("%w: %w", refused, out.Error)
 }
 
-// deny ends the waiting for what the server refused to take on a subject.
-func (f *flights) deny(subject string, err error) {
+// deny ends the waiting for what the server refused to take, or to answer, on some subjects.
+func (f *flights) deny(denied func(subject string) bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, fl := range f.byID {
 		for i := range fl.sent {
-			if fl.messages[i].subject == subject {
+			if denied(fl.messages[i].subject) {
 				fl.resolveLocked(i, err)
 			}
 		}

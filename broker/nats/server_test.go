@@ -61,6 +61,8 @@ func startServer(t testing.TB, change ...func(*server.Options)) *testServer {
 	return s
 }
 
+func withoutJetStream(o *server.Options) { o.JetStream, o.StoreDir = false, "" }
+
 func (s *testServer) start() {
 	s.t.Helper()
 	opts := s.opts // the server writes into its options
