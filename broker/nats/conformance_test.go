@@ -85,15 +85,26 @@ type raw struct {
 
 func newRaw(s *testServer) raw {
 	s.t.Helper()
-	c := s.connect()
+	r := rawOn(s.t, "nats://"+s.addr())
+	r.server = s
+	return r
+}
+
+func rawOn(t testing.TB, addr string) raw {
+	t.Helper()
+	c, err := natsgo.Connect(addr, natsgo.MaxReconnects(-1), natsgo.ReconnectWait(20*time.Millisecond))
+	if err != nil {
+		t.Fatalf("connect: %v", err)
+	}
+	t.Cleanup(c.Close)
 	js, err := jetstream.New(c)
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
-	if _, err := js.AccountInfo(s.t.Context()); err != nil { // starts what the library needs for requests
-		s.t.Fatal(err)
+	if _, err := js.AccountInfo(t.Context()); err != nil { // starts what the library needs for requests
+		t.Fatal(err)
 	}
-	return raw{s, c, js}
+	return raw{nil, c, js}
 }
 
 // place is the stream of a queue and the subjects of its messages.

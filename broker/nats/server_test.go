@@ -18,8 +18,6 @@ import (
 	"github.com/shove-dev/shove/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
-
 // serverGoroutines are those that a server in this process has for its streams and consumers.
 func serverGoroutines() []goleak.Option {
 	var out []goleak.Option
