@@ -49,32 +49,50 @@ type origin struct {
 }
 
 // parseReply reads $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>, also with the
-// domain and account before the stream, and a further token at the end.
-func parseReply(reply string) (origin, bool) {
-	rest, ok := strings.CutPrefix(reply, "$JS.ACK.")
-	if !ok {
-		return origin{}, false
-	}
-	skip := 2 // stream and consumer
-	if strings.Count(rest, ".") >= 8 {
-		skip = 4
-	}
-	for range skip {
-		if _, rest, ok = strings.Cut(rest, "."); !ok {
-			return origin{}, false
+// domain and account before the stream, and a further token at the end. What comes before the numbers is the same for
+// all messages of a consumer, and is returned to be skipped the next time.
+func parseReply(reply, prefix string) (o origin, same string, ok bool) {
+	if prefix == "" || !strings.HasPrefix(reply, prefix) {
+		if prefix, ok = replyPrefix(reply); !ok {
+			return origin{}, "", false
 		}
 	}
 	var n [4]uint64
+	rest := reply[len(prefix):]
 	for i := range n {
-		var token string
-		token, rest, _ = strings.Cut(rest, ".")
-		v, err := strconv.ParseUint(token, 10, 64)
-		if err != nil {
-			return origin{}, false
+		end := strings.IndexByte(rest, '.')
+		if end <= 0 || end > 20 {
+			return origin{}, "", false
 		}
-		n[i] = v
+		for _, c := range []byte(rest[:end]) {
+			if c < '0' || c > '9' {
+				return origin{}, "", false
+			}
+			n[i] = n[i]*10 + uint64(c-'0')
+		}
+		rest = rest[end+1:]
 	}
-	return origin{delivered: n[0], seq: n[1], stamp: int64(n[3])}, true
+	return origin{delivered: n[0], seq: n[1], stamp: int64(n[3])}, prefix, true
+}
+
+func replyPrefix(reply string) (string, bool) {
+	const start = "$JS.ACK."
+	if !strings.HasPrefix(reply, start) {
+		return "", false
+	}
+	skip := 2 // stream and consumer
+	if strings.Count(reply, ".") >= 10 {
+		skip = 4
+	}
+	end := len(start)
+	for range skip {
+		i := strings.IndexByte(reply[end:], '.')
+		if i < 0 {
+			return "", false
+		}
+		end += i + 1
+	}
+	return reply[:end], true
 }
 
 // Header names of NATS (https://docs.nats.io/nats-concepts/jetstream/headers).

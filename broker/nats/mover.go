@@ -107,7 +107,7 @@ func (m *mover) move(batch []*natsgo.Msg) {
 	out := make([]outgoing, len(batch))
 	for i, msg := range batch {
 		h := plainHeaders(msg.Header)
-		o, _ := parseReply(msg.Reply)
+		o, _, _ := parseReply(msg.Reply, "")
 		h[headerMsgID] = []string{main + "." + strconv.FormatUint(o.seq, 36) + "." + strconv.FormatInt(o.stamp, 36)}
 		out[i] = outgoing{subject: main, stream: main, header: h, data: msg.Data}
 	}

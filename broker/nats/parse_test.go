@@ -113,9 +113,12 @@ func TestParseReply(t *testing.T) {
 		"no_number":       {"$JS.ACK.orders.orders.x.17.23.1700000000000000001.5", false},
 		"empty":           {"", false},
 	} {
-		got, ok := parseReply(tc.in)
+		got, prefix, ok := parseReply(tc.in, "")
 		if ok != tc.ok || ok && got != want {
 			t.Errorf("%s: %+v, %v", name, got, ok)
+		}
+		if again, _, ok := parseReply(tc.in, prefix); ok != tc.ok || ok && again != want {
+			t.Errorf("%s, once more: %+v, %v", name, again, ok)
 		}
 	}
 }

@@ -33,6 +33,7 @@ type puller struct {
 	inbox    string
 	sub      *natsgo.Subscription
 	maxBatch int
+	prefix   string // of the reply subjects
 
 	// take gets each message and has to call less for it, moved is called when requests ended without one, broke when
 	// there will be no more. All of them are called by the library's goroutine for this subscription.

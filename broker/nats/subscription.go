@@ -143,7 +143,8 @@ func ensureConsumer(ctx context.Context, c *conn, k consumer) (*consumerInfo, er
 
 // take takes one message. Several pullers share the subscription, each with a goroutine of its own.
 func (s *subscription) take(p *puller, m *natsgo.Msg) {
-	o, ok := parseReply(m.Reply)
+	o, prefix, ok := parseReply(m.Reply, p.prefix)
+	p.prefix = prefix
 	if !ok {
 		p.less(1)
 		s.logger.Error("a message whose reply subject is not one of JetStream is left alone", "stream", p.stream, "reply", m.Reply)
