@@ -3,10 +3,14 @@ package nats
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -36,13 +40,19 @@ func serverGoroutines() []goleak.Option {
 	return out
 }
 
+// binaryVar names a nats-server to run the tests on instead of the one in this process. Tests that configure the server
+// take the one in this process all the same.
+const binaryVar = "SHOVE_TEST_NATS_SERVER"
+
 // testServer is a NATS server with JetStream in this process, with a store on disk.
 type testServer struct {
-	t    testing.TB
-	opts server.Options
+	t      testing.TB
+	opts   server.Options
+	binary string
 
 	mu  sync.Mutex
 	srv *server.Server
+	cmd *exec.Cmd
 }
 
 func startServer(t testing.TB, change ...func(*server.Options)) *testServer {
@@ -54,6 +64,9 @@ func startServer(t testing.TB, change ...func(*server.Options)) *testServer {
 	for _, c := range change {
 		c(&s.opts)
 	}
+	if len(change) == 0 {
+		s.binary = os.Getenv(binaryVar)
+	}
 	s.start()
 	t.Cleanup(s.stop)
 	return s
@@ -63,6 +76,10 @@ func withoutJetStream(o *server.Options) { o.JetStream, o.StoreDir = false, "" }
 
 func (s *testServer) start() {
 	s.t.Helper()
+	if s.binary != "" {
+		s.startBinary()
+		return
+	}
 	opts := s.opts // the server writes into its options
 	srv, err := server.NewServer(&opts)
 	if err != nil {
@@ -77,9 +94,33 @@ func (s *testServer) start() {
 	s.srv = srv
 }
 
+func (s *testServer) startBinary() {
+	s.t.Helper()
+	cmd := exec.Command(s.binary, "-a", s.opts.Host, "-p", strconv.Itoa(s.opts.Port), "-js", "-sd", s.opts.StoreDir, "-n", s.opts.ServerName)
+	if err := cmd.Start(); err != nil {
+		s.t.Fatalf("start %s: %v", s.binary, err)
+	}
+	s.mu.Lock()
+	s.cmd = cmd
+	s.mu.Unlock()
+	testenv.Eventually(s.t, 20*time.Second, func() error {
+		c, err := natsgo.Connect("nats://" + s.addr())
+		if err == nil {
+			c.Close()
+		}
+		return err
+	})
+}
+
 func (s *testServer) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.cmd != nil {
+		_ = s.cmd.Process.Signal(syscall.SIGTERM)
+		_ = s.cmd.Wait()
+		s.cmd = nil
+		return
+	}
 	s.srv.Shutdown()
 	s.srv.WaitForShutdown()
 }
