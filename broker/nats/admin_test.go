@@ -376,6 +376,7 @@ func TestDepthsAndDelete(t *testing.T) {
 
 // TestParking: on servers without scheduled messages, and when such a server is upgraded.
 func TestParking(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	old := benchOn(t, s, mode{park: true})
 	d := old.declare(orders(), "")

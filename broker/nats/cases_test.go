@@ -18,6 +18,7 @@ var logStream = jetstream.StreamConfig{Name: "orders-log", Subjects: []string{"l
 // TestCase12_HeldMessagesStopNoOthers (nats-server#6093): with two unacknowledged messages allowed, two held and three
 // more published, the three are handled meanwhile.
 func TestCase12_HeldMessagesStopNoOthers(t *testing.T) {
+	t.Parallel()
 	for name, m := range map[string]mode{"scheduled": {}, "parked": {park: true}} {
 		t.Run(name, func(t *testing.T) {
 			b := benchOn(t, startServer(t), m)
@@ -59,6 +60,7 @@ func TestCase12_HeldMessagesStopNoOthers(t *testing.T) {
 // TestCase13_NeverSucceeds (nats-server#5564): a message of a work queue whose handler never succeeds ends in the
 // dead-letter stream and leaves the work queue, instead of staying there undelivered.
 func TestCase13_NeverSucceeds(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	d := b.declare(orders(), "")
 	s := b.subscribe(d, 1)
@@ -87,6 +89,7 @@ func TestCase13_NeverSucceeds(t *testing.T) {
 // TestCase14_LeasesOfWhatIsPrefetched (nats.go#1929): many messages are prefetched and handled one after the other for
 // much longer than the ack wait: none begins with a lease that is over, none comes twice.
 func TestCase14_LeasesOfWhatIsPrefetched(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	d := b.declare(orders(), `{"ackWait": "2s"}`)
 	const n = 500

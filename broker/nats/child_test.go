@@ -216,8 +216,10 @@ func (b *bench) child() childConfig { return childConfig{Server: "nats://" + b.s
 // TestA9_KilledConsumer: SIGKILL at each step between receive and acknowledgement. Nothing is lost, and a message is
 // handled twice only if it was in flight.
 func TestA9_KilledConsumer(t *testing.T) {
+	t.Parallel()
 	for _, at := range []string{string(stepReceived), inHandler, string(stepBeforeCopy), string(stepCopied), string(stepBeforeAck), string(stepAcked)} {
 		t.Run(at, func(t *testing.T) {
+			t.Parallel()
 			b := newBench(t)
 			d := b.declare(orders(), string(shortAckWait))
 			const n = 40
@@ -273,6 +275,7 @@ func TestA9_KilledConsumer(t *testing.T) {
 
 // TestC10_PoisonIsBounded: one message kills the process again and again.
 func TestC10_PoisonIsBounded(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	d := b.declare(orders(), `{"ackWait": "1s"}`)
 	b.publish(d, messages("m", 10)...)
@@ -437,8 +440,25 @@ func (k *books) settle(ctx context.Context, s broker.Subscription, batch []broke
 	}
 }
 
+// progress waits for n more calls.
+func (k *books) progress(t testing.TB, n int) {
+	t.Helper()
+	k.mu.Lock()
+	from := k.called
+	k.mu.Unlock()
+	testenv.Eventually(t, time.Minute, func() error {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.called < from+n {
+			return fmt.Errorf("%d calls more", k.called-from)
+		}
+		return nil
+	})
+}
+
 // TestA9_KilledServer: the server is killed and started again, several times, while messages are published and consumed.
 func TestA9_KilledServer(t *testing.T) {
+	t.Parallel()
 	cfg := childConfig{Store: t.TempDir(), Port: testenv.FreePort(t)}
 	addr := fmt.Sprintf("nats://127.0.0.1:%d", cfg.Port)
 	var srv *process
@@ -481,21 +501,8 @@ func TestA9_KilledServer(t *testing.T) {
 	for range 2 {
 		consumers.Go(func() { k.consume(consuming, c, d) })
 	}
-	progress := func() {
-		k.mu.Lock()
-		from := k.called
-		k.mu.Unlock()
-		testenv.Eventually(t, time.Minute, func() error {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			if k.called < from+200 {
-				return fmt.Errorf("%d calls more", k.called-from)
-			}
-			return nil
-		})
-	}
 	for range 3 {
-		progress()
+		k.progress(t, 200)
 		k.Fault()
 		if err := srv.cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
@@ -504,7 +511,7 @@ func TestA9_KilledServer(t *testing.T) {
 		start()
 		k.Fault()
 	}
-	progress()
+	k.progress(t, 200)
 	k.Fault() // what was lost on the way to a consumer is redelivered up to an ack wait later
 	stopProducing()
 	producers.Wait()

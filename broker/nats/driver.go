@@ -52,10 +52,18 @@ func (m mode) driver() broker.Driver {
 	return broker.Driver{
 		Kind: topology.NATS,
 		OpenClient: func(_ context.Context, cfg broker.Config) (broker.Client, error) {
-			return openClient(cfg, m)
+			c, err := openClient(cfg, m)
+			if err != nil {
+				return nil, err
+			}
+			return c, nil
 		},
 		OpenAdmin: func(ctx context.Context, cfg broker.Config) (broker.Admin, error) {
-			return openAdmin(ctx, cfg, m)
+			a, err := openAdmin(ctx, cfg, m)
+			if err != nil {
+				return nil, err
+			}
+			return a, nil
 		},
 		Objects:      objects,
 		Capabilities: capabilities,

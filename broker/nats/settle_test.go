@@ -23,6 +23,7 @@ func holdFor(tier int, retries uint32) settle.Action {
 }
 
 func TestB4_HeldMessage(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	d := b.declare(orders(), "")
 	s := b.subscribe(d, 4)
@@ -76,6 +77,7 @@ func TestB4_HeldMessage(t *testing.T) {
 // TestC8_OneCopyPerOriginal: a copy whose confirm was lost and that is written again is one message, unless it is one of
 // another original.
 func TestC8_OneCopyPerOriginal(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	d := b.declare(orders(), "")
 	s := b.subscribe(d, 4).(*subscription)
@@ -130,6 +132,7 @@ func TestC9_LimitsOfHeaders(t *testing.T) {
 
 // TestH11_Lease: what is unsettled is renewed for as long as its lease, also in the buffer, and not longer.
 func TestH11_Lease(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	d := b.declare(orders(), `{"ackWait": "2s"}`)
 	b.publish(d, messages("m", 2)...)
@@ -211,6 +214,7 @@ func TestJ2_External(t *testing.T) {
 
 // TestJ2_EarlyAfterACrash: a server that crashed forgets delays; what comes too early goes back for the rest of it.
 func TestJ2_EarlyAfterACrash(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	d := b.declare(orders(), `{"ackWait": "1s"}`)
 	b.publish(d, messages("m", 1)...)

@@ -32,6 +32,7 @@ func lostWithin(t testing.TB, s broker.Subscription, d time.Duration) error {
 // TestWatchdog: a consumer or stream that goes away ends the subscription, and the next one makes the consumer anew.
 // The client library would go on silently.
 func TestWatchdog(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		remove func(t *testing.T, b *bench)
 		full   bool // no request is open when it happens
@@ -97,6 +98,7 @@ func TestWatchdog(t *testing.T) {
 // TestM1_ServerRestart: what was delivered comes back at once over the next connection, and the late settlement of it
 // goes nowhere.
 func TestM1_ServerRestart(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	d := b.declare(orders(), "")
 	b.publish(d, messages("m", 5)...)
@@ -134,6 +136,7 @@ func TestM1_ServerRestart(t *testing.T) {
 
 // TestFrozenConnection: a network that drops everything in silence ends the subscription, because nothing is heard.
 func TestFrozenConnection(t *testing.T) {
+	t.Parallel()
 	s := startServer(t)
 	proxy := testenv.Proxy(t, s.addr())
 	b := benchOn(t, s, mode{})
