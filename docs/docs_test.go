@@ -17,6 +17,7 @@ import (
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/broker/memory"
+	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
 )
 
@@ -120,6 +121,7 @@ func TestCapabilitiesAreThoseOfTheDrivers(t *testing.T) {
 	columns := []broker.Capabilities{
 		rabbitmq.Driver.Capabilities(json.RawMessage(`{"queueType":"quorum"}`)),
 		rabbitmq.Driver.Capabilities(json.RawMessage(`{"queueType":"classic"}`)),
+		nats.Driver.Capabilities(nil),
 		memory.Driver(memory.New(memory.Options{})).Capabilities(nil),
 	}
 	want := map[string][]string{}

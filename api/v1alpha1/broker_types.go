@@ -18,8 +18,7 @@ type BrokerSpec struct {
 	// +optional
 	Kafka *KafkaBroker `json:"kafka,omitempty"`
 
-	// nats connects to NATS with JetStream. It takes effect with the NATS backend, which is not in this
-	// release.
+	// nats connects to NATS with JetStream, 2.10 or later; held messages move without a consumer from 2.12 on.
 	// +optional
 	NATS *NATSBroker `json:"nats,omitempty"`
 

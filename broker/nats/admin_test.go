@@ -173,17 +173,17 @@ func TestDrift(t *testing.T) {
 		want   string
 	}{
 		"duplicate_window": {stream(func(c *jetstream.StreamConfig) { c.Duplicates = time.Minute }), "stream orders duplicate_window: want 2m0s, have 1m0s, repairable true"},
-		"main_subject":     {stream(func(c *jetstream.StreamConfig) {
+		"main_subject": {stream(func(c *jetstream.StreamConfig) {
 			c.Subjects = slices.DeleteFunc(c.Subjects, func(s string) bool { return s == "orders" })
 			slices.Sort(c.Subjects)
 		}), "stream orders subjects: want orders, have orders-hold-100ms.>,orders-hold-2s.>, repairable true"},
-		"hold_subject":     {stream(func(c *jetstream.StreamConfig) {
+		"hold_subject": {stream(func(c *jetstream.StreamConfig) {
 			c.Subjects = slices.DeleteFunc(c.Subjects, func(s string) bool { return s == "orders-hold-2s.>" })
 		}), "subject orders-hold-2s is missing"},
-		"ack_wait":         {consumer(func(c *jetstream.ConsumerConfig) { c.AckWait = 7 * time.Second }), "consumer orders > orders ack_wait: want 30s, have 7s, repairable true"},
-		"max_ack_pending":  {consumer(func(c *jetstream.ConsumerConfig) { c.MaxAckPending = 2 }), "consumer orders > orders max_ack_pending: want -1, have 2, repairable true"},
-		"max_deliver":      {consumer(func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 3 }), "consumer orders > orders max_deliver: want -1, have 3, repairable true"},
-		"filter":           {consumer(func(c *jetstream.ConsumerConfig) { c.FilterSubject = "orders-hold-2s.>" }), "consumer orders > orders filter_subject: want orders, have orders-hold-2s.>, repairable true"},
+		"ack_wait":        {consumer(func(c *jetstream.ConsumerConfig) { c.AckWait = 7 * time.Second }), "consumer orders > orders ack_wait: want 30s, have 7s, repairable true"},
+		"max_ack_pending": {consumer(func(c *jetstream.ConsumerConfig) { c.MaxAckPending = 2 }), "consumer orders > orders max_ack_pending: want -1, have 2, repairable true"},
+		"max_deliver":     {consumer(func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 3 }), "consumer orders > orders max_deliver: want -1, have 3, repairable true"},
+		"filter":          {consumer(func(c *jetstream.ConsumerConfig) { c.FilterSubject = "orders-hold-2s.>" }), "consumer orders > orders filter_subject: want orders, have orders-hold-2s.>, repairable true"},
 		"consumer_is_gone": {func() {
 			if err := b.raw.js.DeleteConsumer(t.Context(), "orders", "orders"); err != nil {
 				t.Fatal(err)

@@ -100,7 +100,7 @@ func TestCluster(t *testing.T) {
 				return err
 			}
 			for _, n := range nodes {
-				if n.opts.ServerName == s.CachedInfo().Cluster.Leader {
+				if n.Options.ServerName == s.CachedInfo().Cluster.Leader {
 					leader = n
 					return nil
 				}

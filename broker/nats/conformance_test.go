@@ -15,6 +15,7 @@ import (
 	"github.com/shove-dev/shove/broker/brokertest"
 	"github.com/shove-dev/shove/broker/header"
 	"github.com/shove-dev/shove/internal/testenv"
+	"github.com/shove-dev/shove/internal/testenv/natsserver"
 	"github.com/shove-dev/shove/topology"
 )
 
@@ -28,13 +29,13 @@ func TestConformance(t *testing.T) {
 				Open: func(t *testing.T) brokertest.Instance { return newInstance(t, m) },
 				Capabilities: func(o json.RawMessage) broker.Capabilities {
 					c := Driver.Capabilities(o)
-					c.HeldInBroker = !m.park // parked messages take a consumer to come back; TestB5_Parked holds them to the rest
+					c.ConsumersMoveHeld = m.park
 					return c
 				},
 				Variants:           []brokertest.Variant{{Options: shortAckWait}},
 				Patience:           time.Minute,
 				ConflictingOptions: json.RawMessage(`{"storage": "Memory"}`),
-				Goroutines:         serverGoroutines(),
+				Goroutines:         natsserver.Goroutines(),
 			})
 		})
 	}

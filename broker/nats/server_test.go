@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"reflect"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -17,53 +15,28 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	natsgo "github.com/nats-io/nats.go"
-	"go.uber.org/goleak"
 
 	"github.com/shove-dev/shove/internal/testenv"
+	"github.com/shove-dev/shove/internal/testenv/natsserver"
 )
-
-// serverGoroutines are those that a server in this process has for its streams and consumers.
-func serverGoroutines() []goleak.Option {
-	var out []goleak.Option
-	for _, f := range []string{
-		"(*consumer).loopAndGatherMsgs", "(*consumer).processInboundAcks", "(*consumer).processInboundNextMsgReqs", "(*consumerFileStore).flushLoop",
-		"(*fileStore).flushLoop", "(*fileStore).flushStreamStateLoop", "(*msgBlock).flushLoop", "(*stream).internalLoop", "(*stream).signalConsumersLoop",
-		"ats.Register.func1",
-	} {
-		if !strings.HasPrefix(f, "ats.") {
-			f = "." + f
-		} else {
-			f = "/" + f
-		}
-		out = append(out, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server"+f))
-	}
-	return out
-}
 
 // binaryVar names a nats-server to run the tests on instead of the one in this process. Tests that configure the server
 // take the one in this process all the same.
 const binaryVar = "SHOVE_TEST_NATS_SERVER"
 
-// testServer is a NATS server with JetStream in this process, with a store on disk.
+// testServer is a NATS server with JetStream and a store on disk: in this process, or the one that binaryVar names.
 type testServer struct {
+	*natsserver.Server
 	t      testing.TB
-	opts   server.Options
 	binary string
 
 	mu  sync.Mutex
-	srv *server.Server
 	cmd *exec.Cmd
 }
 
 func startServer(t testing.TB, change ...func(*server.Options)) *testServer {
 	t.Helper()
-	s := &testServer{t: t, opts: server.Options{
-		Host: "127.0.0.1", Port: testenv.FreePort(t), JetStream: true, StoreDir: filepath.Join(t.TempDir(), "store"),
-		NoLog: true, NoSigs: true, ServerName: "test",
-	}}
-	for _, c := range change {
-		c(&s.opts)
-	}
+	s := &testServer{t: t, Server: natsserver.New(t, change...)}
 	if len(change) == 0 {
 		s.binary = os.Getenv(binaryVar)
 	}
@@ -80,23 +53,12 @@ func (s *testServer) start() {
 		s.startBinary()
 		return
 	}
-	opts := s.opts // the server writes into its options
-	srv, err := server.NewServer(&opts)
-	if err != nil {
-		s.t.Fatalf("make a server: %v", err)
-	}
-	srv.Start()
-	if !srv.ReadyForConnections(20 * time.Second) {
-		s.t.Fatal("the server is not ready")
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.srv = srv
+	s.Run(s.t)
 }
 
 func (s *testServer) startBinary() {
 	s.t.Helper()
-	cmd := exec.Command(s.binary, "-a", s.opts.Host, "-p", strconv.Itoa(s.opts.Port), "-js", "-sd", s.opts.StoreDir, "-n", s.opts.ServerName)
+	cmd := exec.Command(s.binary, "-a", s.Options.Host, "-p", strconv.Itoa(s.Options.Port), "-js", "-sd", s.Options.StoreDir, "-n", s.Options.ServerName)
 	if err := cmd.Start(); err != nil {
 		s.t.Fatalf("start %s: %v", s.binary, err)
 	}
@@ -119,10 +81,8 @@ func (s *testServer) stop() {
 		_ = s.cmd.Process.Signal(syscall.SIGTERM)
 		_ = s.cmd.Wait()
 		s.cmd = nil
-		return
 	}
-	s.srv.Shutdown()
-	s.srv.WaitForShutdown()
+	s.Stop()
 }
 
 func (s *testServer) restart() {
@@ -131,13 +91,7 @@ func (s *testServer) restart() {
 	s.start()
 }
 
-func (s *testServer) running() *server.Server {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.srv
-}
-
-func (s *testServer) addr() string { return fmt.Sprintf("%s:%d", s.opts.Host, s.opts.Port) }
+func (s *testServer) addr() string { return s.Addr() }
 
 // connect is a connection without shove, which comes back after restarts.
 func (s *testServer) connect(opts ...natsgo.Option) *natsgo.Conn {
@@ -163,7 +117,7 @@ func endpointOf(t testing.TB, servers ...string) json.RawMessage {
 // outstanding counts what a consumer has delivered and neither got an acknowledgement for nor is about to deliver
 // again. The API's num_ack_pending counts the latter as well, so that this looks into the server.
 func (s *testServer) outstanding(stream, consumer string) int {
-	acc, err := s.running().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
+	acc, err := s.Running().LookupAccount(server.DEFAULT_GLOBAL_ACCOUNT)
 	if err != nil {
 		s.t.Fatalf("account: %v", err)
 	}

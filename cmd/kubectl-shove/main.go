@@ -10,11 +10,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shove-dev/shove/broker"
+	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
 )
 
 // drivers are the brokers that this release knows.
-var drivers = []broker.Driver{rabbitmq.Driver}
+var drivers = []broker.Driver{rabbitmq.Driver, nats.Driver}
 
 // version is set by the linker in releases.
 var version = ""

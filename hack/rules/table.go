@@ -21,6 +21,7 @@ var packages = map[scope][]string{
 var backends = []struct{ name, pkg string }{
 	{"memory", "broker/memory/"},
 	{"rabbitmq", "broker/rabbitmq/"},
+	{"nats", "broker/nats/"},
 }
 
 // A rule of the delivery semantics. The ids are those of the specification, the titles only remind of it.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
 	"github.com/shove-dev/shove/examples/orders/order"
 	"github.com/shove-dev/shove/runtime"
@@ -19,7 +20,7 @@ import (
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, nil))
 	os.Exit(runtime.Main(
-		runtime.Drivers(rabbitmq.Driver),
+		runtime.Drivers(rabbitmq.Driver, nats.Driver),
 		runtime.Logger(log),
 		runtime.Handle[order.Order](order.Topology, &shop{log: log, stock: &stock{}}),
 	))
