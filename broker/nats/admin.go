@@ -2,6 +2,7 @@ package nats
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -285,7 +286,8 @@ func (p plan) parkingDiffers(have settings) bool {
 	return false
 }
 
-// Delete deletes streams with their consumers, and of a hold queue the messages and the subjects.
+// Delete deletes streams with their consumers, the durable on another stream that a topology reads (source), and of a
+// hold queue the messages and the subjects.
 func (a *admin) Delete(ctx context.Context, names []string) ([]broker.Deleted, error) {
 	c, err := a.link.get(ctx)
 	if err != nil {
@@ -311,12 +313,27 @@ func deleteOne(ctx context.Context, c *conn, name string) (int64, error) {
 		if err := c.api(ctx, apiStreamDelete+name, nil, nil); err != nil && !errors.Is(err, broker.ErrNotFound) {
 			return 0, err
 		}
-		return int64(have.State.Messages), nil
+		return int64(have.State.Messages), leaveSource(ctx, c, have.Config, name)
 	}
 	if !errors.Is(err, broker.ErrNotFound) {
 		return 0, err
 	}
 	return deleteHold(ctx, c, name)
+}
+
+// leaveSource deletes the durable of a stream that is gone on the stream that it read as well: it would keep messages
+// there from being removed.
+func leaveSource(ctx context.Context, c *conn, cfg settings, name string) error {
+	var metadata map[string]string
+	_ = json.Unmarshal(cfg["metadata"], &metadata) // absent on a stream without any
+	source := metadata[sourceKey]
+	if source == "" {
+		return nil
+	}
+	if err := c.api(ctx, apiConsumerDelete+source+"."+name, nil, nil); err != nil {
+		return ignoreMissing(fmt.Sprintf("delete consumer %q of stream %q", name, source), err)
+	}
+	return nil
 }
 
 // deleteHold takes the subjects away before the messages, so that none comes in between.

@@ -25,6 +25,7 @@ const (
 	apiStreamPurge    = "$JS.API.STREAM.PURGE."
 	apiStreamNames    = "$JS.API.STREAM.NAMES"
 	apiConsumerInfo   = "$JS.API.CONSUMER.INFO."
+	apiConsumerDelete = "$JS.API.CONSUMER.DELETE."
 	apiConsumerCreate = "$JS.API.CONSUMER.DURABLE.CREATE."
 	apiConsumerNext   = "$JS.API.CONSUMER.MSG.NEXT."
 )

@@ -22,6 +22,8 @@ type stream struct {
 	options  options
 	// holds says that the stream keeps scheduled messages.
 	holds bool
+	// source is the stream of somebody else that the topology reads as well; empty: none.
+	source string
 }
 
 // consumer is a durable pull consumer as it is to be declared.
@@ -33,6 +35,9 @@ type consumer struct {
 	// foreign says that somebody else declared the stream. A durable that exists there is adopted as far as possible.
 	foreign bool
 }
+
+// sourceKey is where a stream's metadata name its source, so that the durable there can be deleted with the stream.
+const sourceKey = "shove-source"
 
 // plan is what a declaration leads to.
 type plan struct {
@@ -80,7 +85,7 @@ func newPlan(d broker.Declaration) (plan, error) {
 	if t.External {
 		return p, nil
 	}
-	s := stream{name: main, role: topology.RoleMain, subjects: []string{main}, options: o, holds: true}
+	s := stream{name: main, role: topology.RoleMain, subjects: []string{main}, options: o, holds: true, source: p.verify}
 	for _, h := range t.Holds {
 		name := physical(t, h.Queue)
 		p.holds = append(p.holds, hold{name: name, delay: h.Delay})
@@ -117,6 +122,9 @@ func (s stream) create(schedules bool) map[string]any {
 	out := map[string]any{
 		"name": s.name, "subjects": s.subjects, "storage": storageFile, "num_replicas": 1, "allow_direct": true,
 		"max_consumers": -1, "max_msgs": -1, "max_bytes": -1, "max_msgs_per_subject": -1, "max_msg_size": -1, "max_age": 0,
+	}
+	if s.source != "" {
+		out["metadata"] = map[string]string{sourceKey: s.source}
 	}
 	for k, v := range s.fixed() {
 		out[k] = v

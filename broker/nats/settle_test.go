@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	natsgo "github.com/nats-io/nats.go"
 
 	"github.com/shove-dev/shove/broker"
@@ -289,6 +290,21 @@ func TestSource(t *testing.T) {
 		}
 		return nil
 	})
+	// Whoever deletes it may have forgotten, or never known, what it reads.
+	if _, err := b.openAdmin(b.config).Delete(t.Context(), []string{"billing"}); err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	stream, err := b.raw.js.Stream(t.Context(), "orders-log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range stream.ConsumerNames(t.Context()).Name() {
+		left = append(left, name)
+	}
+	if diff := cmp.Diff([]string{"shipping"}, left); diff != "" {
+		t.Errorf("durables of the log (-want +got):\n%s", diff)
+	}
 }
 
 // receiveSome returns what is there, at most n.
