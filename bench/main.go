@@ -48,6 +48,16 @@ func compare(couples int, only string) error {
 		r.print(os.Stdout)
 		failed = failed || !r.ok()
 	}
+	for _, c := range []held{natsHeld()} {
+		if !strings.Contains(c.name, only) {
+			continue
+		}
+		ok, err := c.run(os.Stdout)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		failed = failed || !ok
+	}
 	if failed {
 		fmt.Println("some goals were missed")
 	}

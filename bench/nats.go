@@ -280,3 +280,14 @@ func natsPairs() []lazyPair {
 	}
 	return all
 }
+
+// natsHeld has a floor: the server looks for due messages every 250 ms.
+func natsHeld() held {
+	return held{name: "nats, 100,000 held", p99: 300 * time.Millisecond, make: func() (setup, error) {
+		o, err := newOnNATS(500, 0, heldFor)
+		if err != nil {
+			return setup{}, err
+		}
+		return o.setup, nil
+	}}
+}

@@ -5,12 +5,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
+	goruntime "runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -58,6 +61,10 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(goruntime.GOMAXPROCS(0)) { // not given: these tests wait most of the time
+		_ = f.Value.Set("6") // a number
 	}
 	testenv.Main(m)
 }
@@ -456,23 +463,26 @@ func (k *books) progress(t testing.TB, n int) {
 	})
 }
 
+// startProcess starts a server in a process of its own.
+func startProcess(t testing.TB, cfg childConfig) (addr string, p *process) {
+	t.Helper()
+	addr = fmt.Sprintf("nats://127.0.0.1:%d", cfg.Port)
+	p = startChild(t, cfg)
+	testenv.Eventually(t, bound, func() error {
+		a, err := Driver.OpenAdmin(t.Context(), broker.Config{Endpoint: endpointOf(t, addr)})
+		if err == nil {
+			closeBounded(t, a)
+		}
+		return err
+	})
+	return addr, p
+}
+
 // TestA9_KilledServer: the server is killed and started again, several times, while messages are published and consumed.
 func TestA9_KilledServer(t *testing.T) {
 	t.Parallel()
 	cfg := childConfig{Store: t.TempDir(), Port: testenv.FreePort(t)}
-	addr := fmt.Sprintf("nats://127.0.0.1:%d", cfg.Port)
-	var srv *process
-	start := func() {
-		srv = startChild(t, cfg)
-		testenv.Eventually(t, bound, func() error {
-			a, err := Driver.OpenAdmin(t.Context(), broker.Config{Endpoint: endpointOf(t, addr)})
-			if err == nil {
-				closeBounded(t, a)
-			}
-			return err
-		})
-	}
-	start()
+	addr, srv := startProcess(t, cfg)
 	a, err := Driver.OpenAdmin(t.Context(), broker.Config{Endpoint: endpointOf(t, addr)})
 	if err != nil {
 		t.Fatal(err)
@@ -508,7 +518,7 @@ func TestA9_KilledServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		srv.killed(t)
-		start()
+		_, srv = startProcess(t, cfg)
 		k.Fault()
 	}
 	k.progress(t, 200)

@@ -33,6 +33,7 @@ type puller struct {
 	inbox    string
 	sub      *natsgo.Subscription
 	maxBatch int
+	expires  time.Duration
 	prefix   string // of the reply subjects
 
 	// take gets each message and has to call less for it, moved is called when requests ended without one, broke when
@@ -51,7 +52,10 @@ type puller struct {
 // open subscribes to the puller's inbox.
 func (p *puller) open(c *conn, info *consumerInfo) error {
 	p.conn, p.inbox, p.ended = c, c.NewInbox(), make(chan struct{})
-	p.maxBatch = int(info.Config.number("max_batch"))
+	p.maxBatch, p.expires = int(info.Config.number("max_batch")), pullExpires
+	if most := time.Duration(info.Config.number("max_expires")); most > 0 { // of a durable that somebody else made
+		p.expires = min(p.expires, most)
+	}
 	sub, err := c.Subscribe(p.inbox, p.handle)
 	if err != nil {
 		return mapError(err)
@@ -75,8 +79,8 @@ func (p *puller) request(n int) {
 	}
 	body := make([]byte, 0, 80)
 	body = strconv.AppendInt(append(body, `{"batch":`...), int64(n), 10)
-	body = strconv.AppendInt(append(body, `,"expires":`...), int64(pullExpires), 10)
-	body = strconv.AppendInt(append(body, `,"idle_heartbeat":`...), int64(heartbeatEvery), 10)
+	body = strconv.AppendInt(append(body, `,"expires":`...), int64(p.expires), 10)
+	body = strconv.AppendInt(append(body, `,"idle_heartbeat":`...), int64(min(heartbeatEvery, p.expires/2)), 10)
 	// An error means that the connection is gone, which everybody learns of by itself.
 	_ = p.conn.PublishRequest(apiConsumerNext+p.stream+"."+p.consumer, p.inbox, append(body, '}'))
 }
