@@ -29,7 +29,7 @@ func TestConformance(t *testing.T) {
 				Open: func(t *testing.T) brokertest.Instance { return newInstance(t, m) },
 				Capabilities: func(o json.RawMessage) broker.Capabilities {
 					c := Driver.Capabilities(o)
-					c.ConsumersMoveHeld = m.park
+					c.ConsumersMoveHeld = m.park || !serverSchedules(t)
 					return c
 				},
 				Variants:           []brokertest.Variant{{Options: shortAckWait}},

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"reflect"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -23,6 +24,21 @@ import (
 // binaryVar names a nats-server to run the tests on instead of the one in this process. Tests that configure the server
 // take the one in this process all the same.
 const binaryVar = "SHOVE_TEST_NATS_SERVER"
+
+// serverSchedules says whether the server of the tests has scheduled messages.
+func serverSchedules(t testing.TB) bool {
+	t.Helper()
+	binary := os.Getenv(binaryVar)
+	if binary == "" {
+		return true
+	}
+	out, err := exec.Command(binary, "-v").Output() // nats-server: v2.11.17
+	if err != nil {
+		t.Fatalf("%s -v: %v", binary, err)
+	}
+	text := strings.Fields(string(out))
+	return len(text) > 0 && parseVersion(text[len(text)-1]).schedules()
+}
 
 // testServer is a NATS server with JetStream and a store on disk: in this process, or the one that binaryVar names.
 type testServer struct {
