@@ -4,7 +4,6 @@ package natsserver
 import (
 	"fmt"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
