@@ -388,6 +388,9 @@ func (k *books) consume(ctx context.Context, c broker.Client, d broker.Declarati
 		for {
 			ds, err := s.Receive(ctx)
 			if err != nil {
+				if errors.Is(err, broker.ErrLost) {
+					k.Fault() // it had received messages since the server was killed
+				}
 				break
 			}
 			batch := make([]broker.Settlement, len(ds))
@@ -441,6 +444,8 @@ func (k *books) settle(ctx context.Context, s broker.Subscription, batch []broke
 				k.Acked(id)
 			case failed[i] != nil && !errors.Is(failed[i], broker.ErrLost):
 				again = append(again, st)
+			case failed[i] != nil:
+				k.Fault()
 			}
 		}
 		batch = again
@@ -518,6 +523,7 @@ func TestA9_KilledServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		srv.killed(t)
+		k.Fault()
 		_, srv = startProcess(t, cfg)
 		k.Fault()
 	}

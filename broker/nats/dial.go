@@ -94,6 +94,9 @@ func (d *dialer) dial(ctx context.Context, purpose string) (*conn, error) {
 	}
 	nc, err := natsgo.Connect(strings.Join(d.endpoint.servers, ","), opts...)
 	if err != nil {
+		if strings.Contains(err.Error(), "after TLS handshake") { // the alert that says so may be lost
+			err = fmt.Errorf("%w (does the server want a client certificate, or another one?)", err)
+		}
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w (%w)", err, context.Cause(ctx))
 		}
