@@ -67,6 +67,10 @@ func (m mode) driver() broker.Driver {
 		},
 		Objects:      objects,
 		Capabilities: capabilities,
+		LeaseLimit: func(raw json.RawMessage) (time.Duration, error) { // leases are renewed; an endpoint that is none is said so early
+			_, err := parseEndpoint(raw)
+			return 0, err
+		},
 	}
 }
 
