@@ -100,7 +100,8 @@ func (c *conn) api(ctx context.Context, subject string, in, out any) error {
 	defer cancel()
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	defer c.watchDenied(subject, fail)()
+	unwatch := c.watchDenied(subject, fail)
+	defer unwatch()
 	m, err := c.RequestMsgWithContext(ctx, &natsgo.Msg{Subject: subject, Data: body})
 	switch {
 	case errors.Is(err, natsgo.ErrNoResponders):

@@ -106,12 +106,10 @@ func (fl *flight) publish() {
 
 // notSent is the error of a message that never left.
 func notSent(err error) error {
-	switch known := classify(err); known {
-	case broker.ErrTooLarge, broker.ErrUnsupported:
+	if known := classify(err); errors.Is(known, broker.ErrTooLarge) || errors.Is(known, broker.ErrUnsupported) {
 		return fmt.Errorf("%w: %w", known, err)
-	default:
-		return fmt.Errorf("not sent: %w: %w", broker.ErrUnavailable, err)
 	}
+	return fmt.Errorf("not sent: %w: %w", broker.ErrUnavailable, err)
 }
 
 func (fl *flight) resolve(i int, err error) {

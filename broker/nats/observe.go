@@ -340,7 +340,7 @@ func (a *admin) depth(ctx context.Context, c *conn, name string) (broker.Depth, 
 	k, err := c.consumer(ctx, name, name)
 	switch {
 	case err == nil:
-		ready, unacked, known = ready+k.Pending, unacked+k.AckPending, true
+		ready, unacked = ready+k.Pending, unacked+k.AckPending
 	case !errors.Is(err, broker.ErrNotFound):
 		return d, err
 	case !known:

@@ -152,7 +152,8 @@ func (s *testServer) outstanding(stream, consumer string) int {
 	if !k.IsValid() {
 		return 0
 	}
-	defer lock(k)()
+	unlock = lock(k)
+	defer unlock()
 	pending := member(k, "pending").Elem()
 	n := pending.Len()
 	queue := member(k, "rdq").Elem()
