@@ -92,7 +92,7 @@ func TestNATS_Life(t *testing.T) {
 	for _, q := range topo.Status.Queues {
 		queues = append(queues, q.Name)
 	}
-	if diff := cmp.Diff([]string{"shop~orders", "shop~orders-hold-5s", "shop~orders-hold-30s", "shop~orders-dlq"}, queues); diff != "" {
+	if diff := cmp.Diff([]string{"shop~orders-dlq", "shop~orders", "shop~orders-hold-5s", "shop~orders-hold-30s"}, queues); diff != "" {
 		t.Errorf("queues in the status (-want +got):\n%s", diff)
 	}
 	k, err := js.Consumer(t.Context(), "shop~orders", "shop~orders")
