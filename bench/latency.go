@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -47,6 +49,11 @@ func (l *latencies) publish(url string, rate int) error {
 	if err != nil {
 		return err
 	}
+	// Without confirms the server may drop what it cannot take at once, and the count would never be reached.
+	if err := ch.Confirm(false); err != nil {
+		return err
+	}
+	confirms := make([]*amqp.DeferredConfirmation, 0, l.n)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	began := time.Now()
@@ -55,15 +62,31 @@ func (l *latencies) publish(url string, rate int) error {
 		for due := min(l.n, int(time.Since(began).Seconds()*float64(rate))); sent < due; sent++ {
 			b := make([]byte, len(body))
 			binary.BigEndian.PutUint64(b, uint64(time.Now().UnixNano()))
-			if err := ch.Publish("", "bench", false, false, amqp.Publishing{DeliveryMode: amqp.Persistent, Body: b}); err != nil {
+			c, err := ch.PublishWithDeferredConfirm("", "bench", false, false, amqp.Publishing{DeliveryMode: amqp.Persistent, Body: b})
+			if err != nil {
 				return err
 			}
+			confirms = append(confirms, c)
+		}
+	}
+	for i, c := range confirms {
+		if !c.Wait() {
+			return fmt.Errorf("message %d of %d was not confirmed", i+1, l.n)
 		}
 	}
 	return nil
 }
 
-func (l *latencies) err() error { return <-l.published }
+// err joins what went wrong while consuming with what went wrong while publishing.
+func (l *latencies) err(consuming error) error {
+	published := <-l.published
+	if consuming != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		consuming = fmt.Errorf("%w (%d of %d messages arrived)", consuming, len(l.all), l.n)
+	}
+	return errors.Join(consuming, published)
+}
 
 func (l *latencies) into(s sample) sample {
 	s.p50, s.p99 = percentile(l.all, 0.5), percentile(l.all, 0.99)

@@ -48,12 +48,16 @@ func (s setup) declaration() broker.Declaration {
 	return d
 }
 
-// consume runs our runtime until the handler said done, and measures from start to the end of the drain.
-func (s setup) consume(n int, handle func(m *runtime.Metadata) runtime.Outcome, done <-chan struct{}, started func()) (sample, error) {
-	r, err := runtime.New(runtime.Drivers(s.driver), runtime.Config(s.config()), runtime.HTTPAddr(""), runtime.Registerer(prometheus.NewRegistry()),
+func (s setup) runtime(handle func(m *runtime.Metadata) runtime.Outcome) (*runtime.Runtime, error) {
+	return runtime.New(runtime.Drivers(s.driver), runtime.Config(s.config()), runtime.HTTPAddr(""), runtime.Registerer(prometheus.NewRegistry()),
 		runtime.Logger(slog.New(slog.DiscardHandler)),
 		runtime.Handle("bench", runtime.HandlerFunc[[]byte](func(_ context.Context, _ []byte, m *runtime.Metadata) runtime.Outcome { return handle(m) }),
 			runtime.Codec(codec.Raw)))
+}
+
+// consume runs our runtime until the handler said done, and measures from start to the end of the drain.
+func (s setup) consume(n int, handle func(m *runtime.Metadata) runtime.Outcome, done <-chan struct{}, started func()) (sample, error) {
+	r, err := s.runtime(handle)
 	if err != nil {
 		return sample{}, err
 	}

@@ -6,36 +6,64 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 )
 
 func main() {
+	if dir := os.Getenv(serverVar); dir != "" {
+		if err := serveNATS(dir); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	couples := flag.Int("pairs", 15, "measured couples per comparison")
 	only := flag.String("only", "", "run only comparisons whose name contains this")
 	flag.Parse()
+	err := compare(*couples, *only)
+	if natsServer.stop != nil {
+		natsServer.stop()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func compare(couples int, only string) error {
 	failed := false
 	for _, l := range comparisons() {
-		if !strings.Contains(l.name, *only) {
+		if !strings.Contains(l.name, only) {
 			continue
 		}
 		p, err := l.make(l.name)
 		if err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", l.name+":", err)
-			os.Exit(1)
+			return fmt.Errorf("%s: %w", l.name, err)
 		}
-		r, err := measure(os.Stderr, p, *couples)
+		r, err := measure(os.Stderr, p, couples)
 		if err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", err)
-			os.Exit(1)
+			return err
 		}
 		r.print(os.Stdout)
 		failed = failed || !r.ok()
 	}
+	for _, c := range []held{natsHeld()} {
+		if !strings.Contains(c.name, only) {
+			continue
+		}
+		ok, err := c.run(os.Stdout)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		failed = failed || !ok
+	}
 	if failed {
 		fmt.Println("some goals were missed")
 	}
+	return nil
 }
 
 func comparisons() []lazyPair {
-	return append([]lazyPair{{"loop on memory, no-op handler", loopOnMemory}}, rabbitPairs()...)
+	return slices.Concat([]lazyPair{{"loop on memory, no-op handler", loopOnMemory}}, rabbitPairs(), natsPairs())
 }

@@ -315,7 +315,7 @@ func latencyPair(name string) (pair, error) {
 			s, err := r.consume(n, func(m *runtime.Metadata) runtime.Outcome { l.seen(m.Body()); return runtime.Ack }, l.done, func() {
 				l.publishAt(r.url, rate)
 			})
-			return l.into(s), errors.Join(err, l.err())
+			return l.into(s), l.err(err)
 		},
 		baseline: func() (sample, error) {
 			l := newLatencies(n)
@@ -333,7 +333,7 @@ func latencyPair(name string) (pair, error) {
 				return nil
 			})()
 			s.n = n
-			return l.into(s), errors.Join(err, l.err())
+			return l.into(s), l.err(err)
 		}}, nil
 }
 

@@ -30,7 +30,8 @@ type Driver struct {
 	// Capabilities says what the broker can do for a topology with these options (Declaration.Options).
 	Capabilities func(options json.RawMessage) Capabilities
 	// LeaseLimit is the longest time that a delivery may stay unsettled on this endpoint when the lease cannot be
-	// renewed (RabbitMQ's consumer timeout); zero: it is renewed, or there is none (H11).
+	// renewed (RabbitMQ's consumer timeout); zero: it is renewed, or there is none (H11). Nil: zero on every
+	// endpoint.
 	LeaseLimit func(endpoint json.RawMessage) (time.Duration, error)
 }
 

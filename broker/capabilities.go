@@ -9,6 +9,9 @@ type Capabilities struct {
 	Durable bool
 	// HeldInBroker: held messages live in the broker, not in a consumer's memory (B5).
 	HeldInBroker bool
+	// ConsumersMoveHeld: a held message that is due goes back to its queue only while a consumer runs; without one it
+	// waits on in its hold queue.
+	ConsumersMoveHeld bool
 	// CountsDeliveries: DeliveryCount and Crashes are known, so that a crash loop can be bounded (C10, I2).
 	CountsDeliveries bool
 	// CrashLimitDefault says that the crash limit is on by default (C10).

@@ -65,6 +65,6 @@ type Settlement struct {
 	// delivery should have, as far as the backend can remember it.
 	Stamp []header.Field
 	// Envelope, when set, replaces the copy's body and all of the original's headers: the last resort for a
-	// message whose headers do not fit (C9). It is JSON.
+	// message whose headers do not fit (C9). It is JSON, and Stamp marks the copy.
 	Envelope []byte
 }

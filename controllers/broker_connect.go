@@ -56,7 +56,7 @@ func (r *brokerReconciler) connect(ctx context.Context, s *brokerScope) error {
 		return nil
 	}
 	endpoint, err := render.Endpoint(b)
-	if err == nil {
+	if err == nil && driver.LeaseLimit != nil {
 		_, err = driver.LeaseLimit(endpoint) // what reads the endpoint without a connection
 	}
 	if err != nil {

@@ -74,7 +74,7 @@ func (r *topologyReconciler) derive(_ context.Context, s *topologyScope) (verdic
 	switch {
 	case errors.Is(err, broker.ErrUnsupported):
 		reason = v1alpha1.ReasonUnsupported
-	case isField && (field.Field == string(topology.RabbitMQ) || field.Field == string(topology.Kafka) || field.Field == "source"):
+	case isField && (field.Field == string(topology.RabbitMQ) || field.Field == string(topology.Kafka) || field.Field == string(topology.NATS) || field.Field == "source"):
 		reason = v1alpha1.ReasonBrokerKindMismatch
 	}
 	message := "spec." + strings.ReplaceAll(plain(err), "\n", "; spec.")

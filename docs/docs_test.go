@@ -18,6 +18,7 @@ import (
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/broker/kafka"
 	"github.com/shove-dev/shove/broker/memory"
+	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
 )
 
@@ -121,6 +122,7 @@ func TestCapabilitiesAreThoseOfTheDrivers(t *testing.T) {
 	columns := []broker.Capabilities{
 		rabbitmq.Driver.Capabilities(json.RawMessage(`{"queueType":"quorum"}`)),
 		rabbitmq.Driver.Capabilities(json.RawMessage(`{"queueType":"classic"}`)),
+		nats.Driver.Capabilities(nil),
 		kafka.Driver.Capabilities(nil),
 		memory.Driver(memory.New(memory.Options{})).Capabilities(nil),
 	}

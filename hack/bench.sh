@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the comparisons of ./bench against a RabbitMQ server that lives as long as this script. PAIRS is how many measured
+# Runs the comparisons of ./bench against a RabbitMQ server, and a NATS server of its own, that live as long as this script. PAIRS is how many measured
 # couples each takes, ONLY limits them to names that contain it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -430,4 +431,36 @@ func TestI4_History(t *testing.T) {
 			t.Error(diff)
 		}
 	})
+}
+
+// Case 19 of the public trackers: whichever way the options are ordered, all attempts come before the dead letter.
+func TestCase19_OrderOfOptions(t *testing.T) {
+	options := []runtime.HandleOption{runtime.MaxRetries(2), runtime.HandlerTimeout(time.Second), runtime.HandlerTimeoutOutcome(runtime.Retry), runtime.Concurrency(2)}
+	backwards := slices.Clone(options)
+	slices.Reverse(backwards)
+	for name, options := range map[string][]runtime.HandleOption{"forwards": options, "backwards": backwards} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, nil)
+				var calls atomic.Int32
+				stop := f.run(runtime.Handle("orders", runtime.HandlerFunc[order](func(ctx context.Context, _ order, m *runtime.Metadata) runtime.Outcome {
+					calls.Add(1)
+					if m.RetryCount == 1 {
+						<-ctx.Done() // a timeout is an attempt like the others
+					}
+					if dead := f.left("orders-dlq"); dead != 0 {
+						t.Errorf("attempt %d: %d messages are dead already", m.RetryCount+1, dead)
+					}
+					return runtime.Retry
+				}), options...))
+				f.publish(1)
+				time.Sleep(settleTime)
+				drains(t, stop)
+				if calls.Load() != 3 {
+					t.Errorf("%d attempts, want the first and 2 retries", calls.Load())
+				}
+				f.wantLeft(map[string]int{"orders": 0, "orders-dlq": 1})
+			})
+		})
+	}
 }

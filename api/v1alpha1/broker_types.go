@@ -14,12 +14,12 @@ type BrokerSpec struct {
 	// +optional
 	RabbitMQ *RabbitMQBroker `json:"rabbitmq,omitempty"`
 
-	// kafka connects to Apache Kafka. It takes effect with the Kafka backend, which is not in this release.
+	// kafka connects to Apache Kafka 4, or a server that speaks its protocol. With tls, also an empty one,
+	// connections are encrypted.
 	// +optional
 	Kafka *KafkaBroker `json:"kafka,omitempty"`
 
-	// nats connects to NATS with JetStream. It takes effect with the NATS backend, which is not in this
-	// release.
+	// nats connects to NATS with JetStream, 2.10 or later; held messages move without a consumer from 2.12 on.
 	// +optional
 	NATS *NATSBroker `json:"nats,omitempty"`
 
@@ -48,8 +48,8 @@ type BrokerSpec struct {
 	// +optional
 	WorkloadCredentials *CredentialsSource `json:"workloadCredentials,omitempty"`
 
-	// tls says how the broker's certificate is verified and which certificate is shown to it. It does not
-	// switch TLS on for RabbitMQ, the URL does: amqps:// (condition TLSNotUsed).
+	// tls says how the broker's certificate is verified and which certificate is shown to it. It switches
+	// TLS on for Kafka, and not for RabbitMQ, where the URL does: amqps:// (condition TLSNotUsed).
 	// +optional
 	TLS *BrokerTLS `json:"tls,omitempty"`
 

@@ -150,6 +150,8 @@ func topologyCases() []celCase {
 		{name: "group id", field: "spec.kafka.groupId", says: "orders-worker", accept: "kafka: {groupId: Orders.v1}", refuse: "kafka: {groupId: 'a b'}"},
 		{name: "topic settings", field: "spec.kafka.config", says: "retention.ms", accept: "kafka: {config: {retention.ms: '604800000'}}", refuse: "kafka: {config: {Retention-MS: '1'}}"},
 
+		{name: "ack wait", field: "spec.nats.ackWait", says: "write it like 30s", accept: "nats: {replicas: 3, ackWait: 1m30s}", refuse: "nats: {ackWait: 0s}"},
+
 		{name: "K8 sequenced without hold queues", field: "spec", says: "allowMessageLoss: true", accept: seq + "{onFailure: FailAll}", refuse: "deadLetter: {}\nsequenced: {onFailure: FailAll}"},
 		{name: "K8 sequenced without a dead-letter queue", field: "spec", says: "allowMessageLoss: true", accept: "sequenced: {onFailure: Skip, allowMessageLoss: true}",
 			refuse: "holdQueues: [{delay: 5s}]\nsequenced: {onFailure: Skip, allowMessageLoss: false}"},
@@ -171,6 +173,8 @@ func topologyCases() []celCase {
 		{name: "queue type is set", field: "spec", says: "rabbitmq.queueType is immutable", old: none, accept: "rabbitmq: {queueType: quorum}", refuse: "rabbitmq: {queueType: classic}"},
 		{name: "queue type is unset", field: "spec", says: "rabbitmq.queueType is immutable", old: ptr("rabbitmq: {queueType: classic}"),
 			accept: "rabbitmq: {queueType: classic}\npaused: true", refuse: ""},
+		{name: "storage changes", field: "spec", says: "nats.storage is immutable", old: ptr("nats: {storage: Memory}"), accept: "nats: {storage: Memory, replicas: 3}", refuse: "nats: {replicas: 3}"},
+		{name: "storage is set", field: "spec", says: "nats.storage is immutable", old: none, accept: "nats: {storage: File, replicas: 5}", refuse: "nats: {storage: Memory}"},
 		{name: "dead-letter queue changes", field: "spec", says: "deadLetter.queue is immutable", old: ptr("deadLetter: {queue: a}"), accept: "deadLetter: {queue: a}\npaused: true",
 			refuse: "deadLetter: {queue: b}"},
 		{name: "dead-letter queue is set", field: "spec", says: "deadLetter.queue is immutable", old: ptr("deadLetter: {}"), accept: "paused: true", refuse: "deadLetter: {queue: b}"},

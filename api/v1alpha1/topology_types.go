@@ -15,6 +15,7 @@ import (
 // +kubebuilder:validation:XValidation:rule="(has(self.deadLetter) && has(self.deadLetter.queue)) == (has(oldSelf.deadLetter) && has(oldSelf.deadLetter.queue)) && (!(has(self.deadLetter) && has(self.deadLetter.queue)) || !(has(oldSelf.deadLetter) && has(oldSelf.deadLetter.queue)) || self.deadLetter.queue == oldSelf.deadLetter.queue)",message="deadLetter.queue is immutable, also from absent to set: create another Topology, or leave the name as it was"
 // +kubebuilder:validation:XValidation:rule="(has(self.kafka) && has(self.kafka.groupId)) == (has(oldSelf.kafka) && has(oldSelf.kafka.groupId)) && (!(has(self.kafka) && has(self.kafka.groupId)) || !(has(oldSelf.kafka) && has(oldSelf.kafka.groupId)) || self.kafka.groupId == oldSelf.kafka.groupId)",message="kafka.groupId is immutable, also from absent to set: create another Topology to read with another group"
 // +kubebuilder:validation:XValidation:rule="!has(self.kafka) || !has(oldSelf.kafka) || !has(self.kafka.partitions) || !has(oldSelf.kafka.partitions) || self.kafka.partitions >= oldSelf.kafka.partitions",message="kafka.partitions can only grow: write the old number or a larger one"
+// +kubebuilder:validation:XValidation:rule="(has(self.nats) && has(self.nats.storage) ? self.nats.storage : 'File') == (has(oldSelf.nats) && has(oldSelf.nats.storage) ? oldSelf.nats.storage : 'File')",message="nats.storage is immutable (default File), because NATS cannot change it: create another Topology with another queue"
 // +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.rabbitmq) || !has(self.rabbitmq.bindings) || size(self.rabbitmq.bindings) == 0",message="an external Topology is only verified: remove rabbitmq.bindings, or external"
 // +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.publishers) || size(self.publishers) == 0",message="nothing is published to an external Topology: remove publishers, or external"
 // +kubebuilder:validation:XValidation:rule="!has(self.external) || !self.external || !has(self.rabbitmq) || !has(self.rabbitmq.queueType)",message="an external Topology declares no main queue: remove rabbitmq.queueType, or external"
@@ -57,8 +58,8 @@ type TopologySpec struct {
 
 	// source is another topic or stream to read in place of the queue itself: several Topologies with
 	// one source each get every message, with hold and dead-letter queues of their own. Immutable. For
-	// Kafka, NATS and Redis; on RabbitMQ, where it is the reason BrokerKindMismatch, use rabbitmq.bindings. It takes effect with the Kafka, NATS and
-	// Redis backends, which are not in this release.
+	// Kafka, NATS and Redis; on RabbitMQ, where it is the reason BrokerKindMismatch, use rabbitmq.bindings. It takes effect with NATS
+	// and Kafka, and with the Redis backend, which is not in this release.
 	// +optional
 	Source *Source `json:"source,omitempty"`
 
@@ -92,10 +93,13 @@ type TopologySpec struct {
 	// +optional
 	RabbitMQ *RabbitMQTopology `json:"rabbitmq,omitempty"`
 
-	// kafka holds what exists on Kafka only. It has no effect on another kind of broker. It takes effect with the Kafka backend, which is not in this
-	// release.
+	// kafka holds what exists on Kafka only. It has no effect on another kind of broker.
 	// +optional
 	Kafka *KafkaTopology `json:"kafka,omitempty"`
+
+	// nats holds what exists on NATS, the embedded broker included, only. It is refused on another kind of broker.
+	// +optional
+	NATS *NATSTopology `json:"nats,omitempty"`
 }
 
 // BrokerReference names a Broker.
@@ -293,6 +297,41 @@ type KafkaTopology struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^[a-z][a-z0-9._-]*$') && size(self[k]) <= 1024)",message="config must map names of topic settings to values of at most 1024 characters: write it like {retention.ms: '604800000'}"
 	// +optional
 	Config map[string]string `json:"config,omitempty"`
+}
+
+// NATSStorage is where a stream keeps its messages.
+// +kubebuilder:validation:Enum=File;Memory
+type NATSStorage string
+
+const (
+	// NATSFile keeps messages on disk.
+	NATSFile NATSStorage = "File"
+	// NATSMemory keeps them in the server's memory: a restart of the server loses them.
+	NATSMemory NATSStorage = "Memory"
+)
+
+// NATSTopology holds what exists on NATS only. It applies to the streams that are declared: the main queue's, in which
+// held messages wait as well, and the dead-letter queue's.
+type NATSTopology struct {
+	// replicas of each stream, between 1 and 5; more than 1 need a cluster of as many servers. It may be changed.
+	// Defaults to 1, and on a stream that exists to what it has.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=5
+	// +optional
+	Replicas int32 `json:"replicas,omitempty"`
+
+	// storage of each stream: File or Memory. Memory loses every message when the server restarts. Immutable.
+	// Defaults to File.
+	// +optional
+	Storage NATSStorage `json:"storage,omitempty"`
+
+	// ackWait is how long the messages of a consumer that died stay away before others get them, as whole
+	// milliseconds between 1s and 1h. A consumer that lives renews it, so that it bounds no handler. Defaults to 30s.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="size(self) > 0 && self.matches('^([0-9]{1,6}([.][0-9]{1,3})?h)?([0-9]{1,7}([.][0-9]{1,3})?m)?([0-9]{1,9}([.][0-9]{1,3})?s)?([0-9]{1,12}ms)?$') && duration(self) >= duration('1s') && duration(self) <= duration('1h')",message="ackWait must be whole milliseconds between 1s and 1h: write it like 30s"
+	// +optional
+	AckWait *metav1.Duration `json:"ackWait,omitempty"`
 }
 
 // Topology is one subscription: a queue with its delayed-retry tiers and its dead-letter queue.

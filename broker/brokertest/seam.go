@@ -228,7 +228,7 @@ func actionsKeepTheMessage(w *world) {
 	r.put(foreign("m", kept))
 	before := r.inst.Raw.Take(w.t, r.decl, r.main())[0]
 	tier, held := 0, r.main()
-	if !w.caps.HeldInBroker { // no consumer runs that would move it
+	if w.caps.ConsumersMoveHeld { // and none runs
 		tier = len(w.b.Tiers) - 1
 		held = r.hold(tier)
 	}

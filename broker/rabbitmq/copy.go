@@ -59,8 +59,6 @@ func copyHeaders(d *amqp.Delivery, in *broker.Settlement) amqp.Table {
 		if d.UserId != "" { // checked by the server when it was published, so it wins over a header of the same name
 			h[header.UserID] = d.UserId
 		}
-	} else {
-		h[header.Enveloped] = "true"
 	}
 	for _, f := range in.Stamp {
 		h[f.Name] = toField(f.Value)

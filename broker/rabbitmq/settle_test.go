@@ -386,6 +386,7 @@ func TestC9_HeadersThatDoNotFit(t *testing.T) {
 	}
 	large = copying(ds[0], action)
 	large.Envelope = []byte(`{"headers":{},"body":"a2VwdA=="}`)
+	large.Stamp = append(large.Stamp, header.Field{Name: header.Enveloped, Value: "headers"})
 	mustSettle(t, s, []broker.Settlement{large})
 	b.eventuallyReady("orders-dlq", 2)
 	enveloped := b.contents("orders-dlq")[1]

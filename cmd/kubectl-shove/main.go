@@ -11,11 +11,12 @@ import (
 
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/broker/kafka"
+	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
 )
 
 // drivers are the brokers that this release knows.
-var drivers = []broker.Driver{rabbitmq.Driver, kafka.Driver}
+var drivers = []broker.Driver{rabbitmq.Driver, nats.Driver, kafka.Driver}
 
 // version is set by the linker in releases.
 var version = ""

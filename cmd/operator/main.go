@@ -16,6 +16,7 @@ import (
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/broker/kafka"
+	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
 	"github.com/shove-dev/shove/controllers"
 )
@@ -24,7 +25,7 @@ import (
 var version = "unknown"
 
 // drivers are the brokers that the operator knows.
-var drivers = []broker.Driver{rabbitmq.Driver, kafka.Driver}
+var drivers = []broker.Driver{rabbitmq.Driver, nats.Driver, kafka.Driver}
 
 func main() {
 	opts := defaults()

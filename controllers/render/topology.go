@@ -81,6 +81,7 @@ func topologyOptions(t *v1alpha1.Topology, kind topology.Kind) (json.RawMessage,
 	for _, s := range []section{
 		{topology.RabbitMQ, t.Spec.RabbitMQ != nil, t.Spec.RabbitMQ},
 		{topology.Kafka, t.Spec.Kafka != nil, t.Spec.Kafka},
+		{topology.NATS, t.Spec.NATS != nil, t.Spec.NATS},
 	} {
 		switch {
 		case !s.set:

@@ -2,7 +2,6 @@ package orders
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,32 +16,109 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"sigs.k8s.io/yaml"
 
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/broker"
+	"github.com/shove-dev/shove/broker/kafka"
+	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
 	"github.com/shove-dev/shove/controllers/render"
 	"github.com/shove-dev/shove/internal/testenv"
+	"github.com/shove-dev/shove/internal/testenv/kafkaserver"
+	"github.com/shove-dev/shove/internal/testenv/natsserver"
 	"github.com/shove-dev/shove/runtime/config"
-	"github.com/shove-dev/shove/topology"
 )
 
-// TestOrdersOnRabbitMQ runs both programs as processes of their own, with the files that the operator would render from
-// the manifests, until every kind of order has found its end.
 func TestOrdersOnRabbitMQ(t *testing.T) {
-	vhost := testenv.RabbitMQ(t).Vhost(t)
-	dir := t.TempDir()
-	connection := writeConnection(t, dir, vhost.URL)
-	var topo v1alpha1.Topology
-	var group v1alpha1.ConsumerGroup
-	readManifest(t, "topology.yaml", &topo)
-	readManifest(t, "consumergroup.yaml", &group)
-	decl, err := render.Declaration(&topo, topology.RabbitMQ)
+	u, err := url.Parse(testenv.RabbitMQ(t).Vhost(t).URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	declare(t, connection, decl)
+	password, _ := u.User.Password()
+	user := broker.Credentials{Username: u.User.Username(), Password: password}
+	u.User = nil
+	runOrders(t, rabbitmq.Driver, filepath.Join("manifests", "broker.yaml"), user, user, func(s *v1alpha1.BrokerSpec) { s.RabbitMQ.URL = u.String() })
+}
+
+// TestOrdersOnNATS changes the Broker, and nothing else. The programs have the rights that docs/brokers/nats.md gives a
+// workload, and no more.
+func TestOrdersOnNATS(t *testing.T) {
+	publish := []string{
+		"$JS.API.STREAM.INFO.orders", "$JS.API.CONSUMER.INFO.orders.orders", "$JS.API.CONSUMER.INFO.orders.shove-parked", "$JS.API.CONSUMER.MSG.NEXT.orders.orders",
+		"$JS.ACK.orders.orders.>", "orders", "orders-hold-1s.>", "orders-hold-3s.>", "orders-hold-6s.>", "orders-dlq",
+		"$JS.API.CONSUMER.INFO.orders-dlq.orders-dlq", "$JS.API.CONSUMER.MSG.NEXT.orders-dlq.orders-dlq", "$JS.ACK.orders-dlq.orders-dlq.>", // the drain of dead letters
+	}
+	admin, app := broker.Credentials{Username: "admin", Password: "admin"}, broker.Credentials{Username: "app", Password: "app"}
+	s := natsserver.Start(t, func(o *server.Options) {
+		o.Users = []*server.User{{Username: admin.Username, Password: admin.Password}, {Username: app.Username, Password: app.Password, Permissions: &server.Permissions{
+			Publish: &server.SubjectPermission{Allow: publish}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}},
+		}}}
+	})
+	runOrders(t, nats.Driver, filepath.Join("brokers", "nats.yaml"), admin, app, func(b *v1alpha1.BrokerSpec) { b.NATS.Servers = []v1alpha1.NATSServer{v1alpha1.NATSServer(s.URL())} })
+}
+
+// TestOrdersOnKafka changes the Broker, and nothing else. The users have the rights of docs/brokers/kafka.md, and no more.
+func TestOrdersOnKafka(t *testing.T) {
+	srv := testenv.SecureKafka(t)
+	c, err := kgo.NewClient(kgo.SeedBrokers(srv.Addr(kafkaserver.Plain)), kgo.DisableClientMetrics())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	cluster := kadm.NewClient(c)
+	admin, app := broker.Credentials{Username: "shove-operator", Password: "admin"}, broker.Credentials{Username: "shop-orders", Password: "app"}
+	for _, u := range []broker.Credentials{admin, app} {
+		resp, err := cluster.AlterUserSCRAMs(t.Context(), nil, []kadm.UpsertSCRAM{{User: u.Username, Mechanism: kadm.ScramSha512, Iterations: 4096, Password: u.Password}})
+		if err := errors.Join(err, resp.Error()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	acl := func(user string, resource func(*kadm.ACLBuilder) *kadm.ACLBuilder, ops ...kadm.ACLOperation) {
+		if _, err := cluster.CreateACLs(t.Context(), resource(kadm.NewACLs().AllowHosts().Allow("User:"+user).Operations(ops...).ResourcePatternType(kadm.ACLPatternPrefixed))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	topics := func(b *kadm.ACLBuilder) *kadm.ACLBuilder { return b.Topics("orders") }
+	groups := func(b *kadm.ACLBuilder) *kadm.ACLBuilder { return b.Groups("orders") }
+	acl(admin.Username, topics, kadm.OpCreate, kadm.OpDescribe, kadm.OpDescribeConfigs, kadm.OpAlter, kadm.OpAlterConfigs)
+	acl(app.Username, topics, kadm.OpRead, kadm.OpWrite)
+	acl(app.Username, groups, kadm.OpRead)
+	runOrders(t, kafka.Driver, filepath.Join("brokers", "kafka.yaml"), admin, app, func(b *v1alpha1.BrokerSpec) {
+		b.Kafka.BootstrapServers = []v1alpha1.HostPort{v1alpha1.HostPort(srv.Addr(kafkaserver.SASL))}
+	})
+}
+
+// runOrders runs both programs as processes of their own, with the files that the operator would render from the
+// manifests, until every kind of order has found its end. Only the Broker differs; at has it lead to the test's server.
+func runOrders(t *testing.T, driver broker.Driver, manifest string, admin, app broker.Credentials, at func(*v1alpha1.BrokerSpec)) {
+	t.Helper()
+	dir := t.TempDir()
+	var b v1alpha1.Broker
+	readManifest(t, manifest, &b)
+	at(&b.Spec)
+	endpoint, err := render.WorkloadEndpoint(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"username": app.Username, "password": app.Password} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil { // as a mounted Secret has them
+			t.Fatal(err)
+		}
+	}
+	connection := config.Broker{Name: "shop/" + b.Name, Kind: driver.Kind, Endpoint: endpoint, CredentialsDir: dir}
+	var topo v1alpha1.Topology
+	var group v1alpha1.ConsumerGroup
+	readManifest(t, filepath.Join("manifests", "topology.yaml"), &topo)
+	readManifest(t, filepath.Join("manifests", "consumergroup.yaml"), &group)
+	decl, err := render.Declaration(&topo, driver.Kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	declare(t, driver, broker.Config{Endpoint: endpoint, Name: "test", Credentials: func(context.Context) (broker.Credentials, error) { return admin, nil }}, decl)
 	options, err := render.Options(&group.Spec.ConsumerOptions)
 	if err != nil {
 		t.Fatal(err)
@@ -85,43 +161,23 @@ func TestOrdersOnRabbitMQ(t *testing.T) {
 	worker.terminate(t)
 }
 
-// writeConnection is the Broker entry for a server, with its credentials in files as a mounted Secret has them.
-func writeConnection(t *testing.T, dir, address string) config.Broker {
+// readManifest reads the last object of a file.
+func readManifest(t *testing.T, path string, into any) {
 	t.Helper()
-	u, err := url.Parse(address)
+	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	password, _ := u.User.Password()
-	for name, text := range map[string]string{"username": u.User.Username(), "password": password} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	u.User = nil
-	endpoint, err := json.Marshal(map[string]string{"url": u.String()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return config.Broker{Name: "shop/rabbit", Kind: topology.RabbitMQ, Endpoint: endpoint, CredentialsDir: dir}
-}
-
-func readManifest(t *testing.T, name string, into any) {
-	t.Helper()
-	b, err := os.ReadFile(filepath.Join("manifests", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.UnmarshalStrict(b, into); err != nil {
+	docs := strings.Split(string(b), "\n---\n")
+	if err := yaml.UnmarshalStrict([]byte(docs[len(docs)-1]), into); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // declare does the operator's part.
-func declare(t *testing.T, b config.Broker, decl broker.Declaration) {
+func declare(t *testing.T, driver broker.Driver, cfg broker.Config, decl broker.Declaration) {
 	t.Helper()
-	admin, err := rabbitmq.Driver.OpenAdmin(t.Context(), broker.Config{Endpoint: b.Endpoint, Name: "test",
-		Credentials: func(context.Context) (broker.Credentials, error) { return config.ReadCredentials(b) }})
+	admin, err := driver.OpenAdmin(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,13 @@ func TestManifests(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("found %d files, %v", len(files), err)
 	}
+	others, err := filepath.Glob("brokers/*.yaml")
+	if err != nil || len(others) == 0 {
+		t.Fatalf("found %d other brokers, %v", len(others), err)
+	}
+	files = append(files, others...)
 	kinds := map[string]int{}
+	brokers := map[string]string{} // name by file
 	var topology v1alpha1.Topology
 	for _, file := range files {
 		b, err := os.ReadFile(file)
@@ -38,8 +44,9 @@ func TestManifests(t *testing.T) {
 				t.Fatalf("%s: %v", file, err)
 			}
 			kinds[meta.Kind]++
+			var broker v1alpha1.Broker
 			into, known := map[string]any{
-				"Secret": &corev1.Secret{}, "Deployment": &appsv1.Deployment{}, "Broker": &v1alpha1.Broker{}, "Topology": &topology, "ConsumerGroup": &v1alpha1.ConsumerGroup{},
+				"Secret": &corev1.Secret{}, "Deployment": &appsv1.Deployment{}, "Broker": &broker, "Topology": &topology, "ConsumerGroup": &v1alpha1.ConsumerGroup{},
 			}[meta.Kind]
 			if !known {
 				t.Fatalf("%s: a %s is not expected", file, meta.Kind)
@@ -47,6 +54,14 @@ func TestManifests(t *testing.T) {
 			if err := yaml.UnmarshalStrict([]byte(doc), into); err != nil {
 				t.Errorf("%s: %v", file, err)
 			}
+			if broker.Name != "" {
+				brokers[file] = broker.Name
+			}
+		}
+	}
+	for _, file := range append(others, filepath.Join("manifests", "broker.yaml")) {
+		if brokers[file] != topology.Spec.BrokerRef.Name {
+			t.Errorf("%s: the Broker is called %q, the Topology wants %q", file, brokers[file], topology.Spec.BrokerRef.Name)
 		}
 	}
 	for _, kind := range []string{"Secret", "Deployment", "Broker", "Topology", "ConsumerGroup"} {

@@ -44,7 +44,7 @@ type objectState struct {
 
 // names of the example's objects.
 const (
-	brokerName, topologyName, groupName = "rabbit", "orders", "orders-worker"
+	brokerName, topologyName, groupName = "shop", "orders", "orders-worker"
 	workerName, publisherName           = "orders-worker", "orders-publisher"
 )
 

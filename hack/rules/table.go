@@ -22,6 +22,7 @@ var backends = []struct{ name, pkg string }{
 	{"memory", "broker/memory/"},
 	{"rabbitmq", "broker/rabbitmq/"},
 	{"kafka", "broker/kafka/"},
+	{"nats", "broker/nats/"},
 }
 
 // A rule of the delivery semantics. The ids are those of the specification, the titles only remind of it.
