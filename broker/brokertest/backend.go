@@ -33,6 +33,8 @@ type Backend struct {
 	// ConflictingOptions are options with which declaring a queue that was declared with the variant's options is a
 	// conflict. Nil: the broker has no fixed property to disagree about.
 	ConflictingOptions json.RawMessage
+	// ExternalOptions take the place of the variant's options on external topologies. Nil: the variant's own.
+	ExternalOptions json.RawMessage
 	// Goroutines are those of a broker that runs in the test's own process, to be told from what a backend leaves
 	// behind.
 	Goroutines []goleak.Option

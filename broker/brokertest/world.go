@@ -119,7 +119,11 @@ func (w *world) derive(s topology.Spec) broker.Declaration {
 	if err != nil {
 		w.t.Fatalf("derive %+v: %v", s, err)
 	}
-	return broker.Declaration{Topology: top, Options: w.variant.Options}
+	d := broker.Declaration{Topology: top, Options: w.variant.Options}
+	if s.External && w.b.ExternalOptions != nil {
+		d.Options = w.b.ExternalOptions
+	}
+	return d
 }
 
 // rig declares a topology.

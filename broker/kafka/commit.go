@@ -62,7 +62,7 @@ func (c *committer) run() {
 		}
 		next := commitEvery
 		if err := c.now(); err != nil && c.ctx.Err() == nil {
-			c.sub.logger.Warn("could not commit; trying again", "topic", c.sub.main, "group", c.sub.group, "error", err)
+			c.sub.logger.Warn("could not commit; it is done once more", "topic", c.sub.main, "group", c.sub.group, "error", err)
 			next = commitRetry
 			c.dirty()
 		}

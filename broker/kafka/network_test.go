@@ -84,15 +84,16 @@ func (n *network) dial(ctx context.Context, _, proto, addr string) (net.Conn, er
 // members are over.
 func (n *network) cut() {
 	n.mu.Lock()
-	for c := range n.conns {
-		c.Conn.Close()
-	}
+	conns := n.conns
 	n.conns = map[*conn]struct{}{}
 	var subs []*subscription
 	for s := range n.subs {
 		subs = append(subs, s)
 	}
 	n.mu.Unlock()
+	for c := range conns {
+		c.broken(io.EOF)
+	}
 	for _, s := range subs {
 		n.evict(s)
 	}
@@ -232,13 +233,7 @@ func (c *conn) pump() {
 			_, err = io.ReadFull(c.Conn, body)
 		}
 		if err != nil {
-			c.mu.Lock()
-			c.err = err
-			c.mu.Unlock()
-			c.cond.Broadcast()
-			c.network.mu.Lock()
-			delete(c.network.conns, c)
-			c.network.mu.Unlock()
+			c.broken(err)
 			return
 		}
 		id := int32(binary.BigEndian.Uint32(head[4:]))
@@ -263,8 +258,10 @@ func (c *conn) pump() {
 			}
 		}
 		c.mu.Lock()
-		c.in.Write(head[:])
-		c.in.Write(body)
+		if c.err == nil {
+			c.in.Write(head[:])
+			c.in.Write(body)
+		}
 		c.mu.Unlock()
 		c.cond.Broadcast()
 	}
@@ -311,11 +308,15 @@ func (c *conn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.Conn.SetWriteDeadline(t))
 }
 
-func (c *conn) Close() error {
+func (c *conn) Close() error { return c.broken(net.ErrClosed) }
+
+// broken ends the connection. What was not read by then never is.
+func (c *conn) broken(err error) error {
 	c.mu.Lock()
 	if c.err == nil {
-		c.err = net.ErrClosed
+		c.err = err
 	}
+	c.in.Reset()
 	c.mu.Unlock()
 	c.cond.Broadcast()
 	c.network.mu.Lock()

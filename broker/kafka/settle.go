@@ -23,7 +23,10 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 	var f *flight
 	if r.copies > 0 {
 		s.reached(stepBeforeCopy)
-		f = r.send(ctx)
+		copying, cancel := context.WithCancel(ctx) // a subscription that is over waits for no confirm
+		defer cancel()
+		defer context.AfterFunc(s.commits.ctx, cancel)()
+		f = r.send(copying)
 	}
 	if r.plain > 0 {
 		r.finish(func(k settle.Kind) bool { return !k.Copies() })
