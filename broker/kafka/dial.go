@@ -62,6 +62,9 @@ func (d *dialer) open(purpose string, extra ...kgo.Opt) (*kgo.Client, error) {
 		kgo.DialTimeout(dialTimeout), kgo.RetryTimeout(retryTimeout), kgo.DisableClientMetrics(),
 		kgo.WithLogger(libraryLog{d.logger, d.endpoint.address()}),
 	}
+	if d.mode.idle > 0 {
+		opts = append(opts, kgo.ConnIdleTimeout(d.mode.idle))
+	}
 	if d.endpoint.mechanism != "" {
 		opts = append(opts, kgo.SASL(d.sasl()))
 	}

@@ -28,11 +28,29 @@ func (s *subscription) memberOptions() []kgo.Opt {
 		kgo.WithHooks(groupHook{s}),
 		kgo.MetadataMinAge(metadataAge),
 	}
+	session := sessionTimeout
 	if m.sessionTimeout > 0 {
-		opts = append(opts, kgo.SessionTimeout(m.sessionTimeout), kgo.HeartbeatInterval(m.heartbeat))
+		session = m.sessionTimeout
+		opts = append(opts, kgo.HeartbeatInterval(m.heartbeat))
 	}
-	return opts
+	return append(opts, kgo.SessionTimeout(session), kgo.RetryTimeoutFn(func(key int16) time.Duration {
+		switch key {
+		case keyJoinGroup, keySyncGroup, keyHeartbeat: // a coordinator that fails over is waited for as long as it waits for us
+			return session
+		}
+		return retryTimeout
+	}))
 }
+
+// sessionTimeout is after how long without a heartbeat the group takes a consumer for dead. It is Kafka's own default.
+const sessionTimeout = 45 * time.Second
+
+// Keys of requests (https://kafka.apache.org/protocol#protocol_api_keys).
+const (
+	keyJoinGroup = 11
+	keyHeartbeat = 12
+	keySyncGroup = 14
+)
 
 func holderOptions() []kgo.Opt {
 	return []kgo.Opt{

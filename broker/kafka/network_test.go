@@ -46,7 +46,7 @@ func newNetwork(admin *kgo.Client) *network {
 func (n *network) mode() mode {
 	return mode{
 		dial:           n.dial,
-		sessionTimeout: 2 * time.Second, heartbeat: 100 * time.Millisecond, watch: 500 * time.Millisecond,
+		sessionTimeout: 2 * time.Second, heartbeat: 100 * time.Millisecond, watch: 500 * time.Millisecond, idle: 500 * time.Millisecond,
 		reached: func(_ *subscription, at step) { n.reached(brokertest.Step(at)) },
 		opened: func(s *subscription) {
 			n.mu.Lock()
