@@ -212,6 +212,9 @@ func TestKafka_Life(t *testing.T) {
 		thief.Spec.Queue = queue
 		c.create(thief)
 		c.stalled(thief, v1alpha1.ReasonConflict)
+		if err := c.client.Delete(t.Context(), thief); err != nil { // what two claim is not deleted
+			t.Fatal(err)
+		}
 	})
 	t.Run("deletion says how much went", func(t *testing.T) {
 		for range 3 {

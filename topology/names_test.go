@@ -115,6 +115,21 @@ func TestNameProperties(t *testing.T) {
 			}
 		})
 	})
+	t.Run("B1_names_of_hold_queues_read_back", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) {
+			queue := rapid.StringMatching(`[a-z0-9](-hold-|[a-z0-9._-]){0,9}[a-z0-9]`).Draw(t, "queue")
+			delay := time.Duration(rapid.IntRange(1, 10_000_000).Draw(t, "ms")) * time.Millisecond
+			gotQueue, gotDelay, ok := ParseHoldName(HoldName(queue, delay))
+			if !ok || gotQueue != queue || gotDelay != delay {
+				t.Fatalf("%s of %s reads back as %q, %s, %t", HoldName(queue, delay), queue, gotQueue, gotDelay, ok)
+			}
+		})
+		for _, other := range []string{"", "orders", "orders-hold-", "orders-hold-5", "orders-hold-1m", "orders-hold-1000ms", "orders-hold-05s", "orders-hold--5s", "-hold-5s", "orders-hold-0s", "orders-hold-5s-dlq"} {
+			if queue, delay, ok := ParseHoldName(other); ok {
+				t.Errorf("%q is taken for a hold queue of %q with %s", other, queue, delay)
+			}
+		}
+	})
 	t.Run("B1_longest_names_fit", func(t *testing.T) {
 		top := derive(t, Spec{
 			Queue: strings.Repeat("q", MaxQueueLength), DeadLetter: true,

@@ -27,5 +27,5 @@ func tidyVersion(guess string) string {
 		guess = "unknown, " + strings.NewReplacer("unknown custom version", "", "unknown", "").Replace(guess)
 		return strings.Join(strings.Fields(guess), " ")
 	}
-	return strings.TrimPrefix(guess, "v")
+	return strings.ReplaceAll(guess, "v", "")
 }
