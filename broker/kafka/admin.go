@@ -104,7 +104,7 @@ func (a *admin) Declare(ctx context.Context, d broker.Declaration) error {
 			}
 		}
 	}
-	return a.awaitTopics(ctx, p.topics)
+	return a.await(ctx, p)
 }
 
 // exists checks a topic of somebody else.
@@ -215,28 +215,16 @@ func reply(err error, text string) error {
 	return err
 }
 
-// awaitTopics waits until brokers know the topics and each partition has a leader, which the controller does not wait
-// for. One that does not come in time is not an error: who uses it waits too.
-func (a *admin) awaitTopics(ctx context.Context, topics []topicSpec) error {
+// await waits until brokers know what the controller has carried out, which it does not wait for: the topics, a leader of
+// each partition, their settings. What does not come in time is not an error: who uses it waits too.
+func (a *admin) await(ctx context.Context, p plan) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	want := map[string]int32{}
-	names := make([]string, len(topics))
-	for i, t := range topics {
-		names[i] = t.name
-		if t.grows {
-			want[t.name] = t.partitions
-		}
-	}
 	return poll(ctx, func() bool {
-		all, err := a.topics(ctx, names)
-		if err != nil {
-			return false
-		}
-		return !slices.ContainsFunc(names, func(n string) bool {
-			t := all[n]
-			return t.ErrorCode != 0 || len(t.Partitions) < max(int(want[n]), 1) ||
-				slices.ContainsFunc(t.Partitions, func(p kmsg.MetadataResponseTopicPartition) bool { return p.ErrorCode != 0 || p.Leader < 0 })
+		seen, err := a.look(ctx, p.names(), p.keys())
+		return err == nil && !slices.ContainsFunc(p.topics, func(t topicSpec) bool {
+			have := seen[t.name]
+			return have.missing || have.err != nil || !have.led || len(t.diff(have)) > 0
 		})
 	})
 }

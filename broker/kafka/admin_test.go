@@ -128,6 +128,12 @@ func (d *desk) alter(name, key, value string) {
 	resp, err := d.raw.admin.AlterTopicConfigs(ctx, []kadm.AlterConfig{{Op: kadm.SetConfig, Name: key, Value: &value}}, name)
 	must(d.t, err)
 	must(d.t, resp[0].Err)
+	testenv.Eventually(d.t, bound, func() error { // the controller knows it before the broker does
+		if _, c := d.topic(name); c[key] != value {
+			return fmt.Errorf("%s of topic %q is %s", key, name, c[key])
+		}
+		return nil
+	})
 }
 
 func (d *desk) depth(name string) broker.Depth {

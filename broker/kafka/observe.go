@@ -26,6 +26,7 @@ type topicState struct {
 	err         error // why nothing is known of it, such as a right that is missing
 	partitions  int32
 	replication int
+	led         bool // every partition has a leader
 	// config are the settings that were asked for; known only where known is set, else configErr says why not.
 	config    map[string]string
 	known     bool
@@ -104,9 +105,10 @@ func (a *admin) look(ctx context.Context, names, keys []string) (map[string]topi
 		case err != nil:
 			out[name] = topicState{err: right{"Describe", "topic", name}.on(err)}
 		default:
-			s := topicState{partitions: int32(len(t.Partitions))} //nolint:gosec // a broker's own number
-			if len(t.Partitions) > 0 {
-				s.replication = len(t.Partitions[0].Replicas)
+			s := topicState{partitions: int32(len(t.Partitions)), led: len(t.Partitions) > 0} //nolint:gosec // a broker's own number
+			for _, p := range t.Partitions {
+				s.replication = len(p.Replicas)
+				s.led = s.led && p.ErrorCode == 0 && p.Leader >= 0
 			}
 			out[name], there = s, append(there, name)
 		}

@@ -264,7 +264,7 @@ func TestLibraryLog(t *testing.T) {
 	var got []string
 	for line := range strings.Lines(out.String()) {
 		f := strings.Fields(line)
-		got = append(got, f[1]+" "+f[5])
+		got = append(got, f[1]+" "+f[4])
 	}
 	if want := []string{`level=WARN ERROR"`, `level=DEBUG WARN"`, `level=WARN ERROR"`}; !slices.Equal(got, want) {
 		t.Errorf("logged %q, want %q: %s", got, want, out.String())
