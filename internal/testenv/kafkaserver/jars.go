@@ -35,13 +35,11 @@ const minJava = 17
 
 // findJava looks for a Java runtime that is new enough: JAVA_HOME's, else the one in PATH.
 func findJava() (string, error) {
-	java := "java"
-	if home := os.Getenv("JAVA_HOME"); home != "" {
-		java = filepath.Join(home, "bin", "java")
-	}
-	path, err := exec.LookPath(java)
-	if err != nil {
-		return "", ErrNotAvailable
+	path := filepath.Join(os.Getenv("JAVA_HOME"), "bin", "java")
+	if _, err := exec.LookPath(path); os.Getenv("JAVA_HOME") == "" || err != nil {
+		if path, err = exec.LookPath("java"); err != nil {
+			return "", ErrNotAvailable
+		}
 	}
 	out, err := exec.Command(path, "-version").CombinedOutput()
 	if err != nil {
