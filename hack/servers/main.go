@@ -72,7 +72,7 @@ func run(rabbitmq, kafka bool, command []string) (code int, err error) {
 
 func startKafka(ctx context.Context) (*kafkaserver.Server, error) {
 	started := time.Now()
-	server, err := kafkaserver.Start(ctx, kafkaserver.Options{})
+	server, err := kafkaserver.Start(ctx, kafkaserver.Options{JVM: []string{kafkaserver.LongLived}})
 	if err != nil {
 		return nil, err
 	}

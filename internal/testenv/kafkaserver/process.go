@@ -37,12 +37,15 @@ const heap = "384m"
 
 func (p *process) start(s *Server) error {
 	args := []string{"-c", supervise, "sh", s.dir, s.java,
-		"-Xms96m", "-Xmx" + heap, "-XX:+UseSerialGC", "-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true",
+		"-Xms96m", "-Xmx" + heap, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true",
 		"-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
 	}
+	if s.classes != "" {
+		args = append(args, "-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-XX:SharedArchiveFile="+s.classes)
+	}
 	args = append(args, s.opts.JVM...)
-	args = append(args, "-cp", filepath.Join(s.jars, "*"), "kafka.Kafka", filepath.Join(s.dir, "server.properties"))
+	args = append(args, "-cp", s.classPath, "kafka.Kafka", filepath.Join(s.dir, "server.properties"))
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
