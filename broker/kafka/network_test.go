@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/shove-dev/shove/broker/brokertest"
+	"github.com/shove-dev/shove/internal/testenv"
 )
 
 // Keys of requests (https://kafka.apache.org/protocol#protocol_api_keys).
@@ -99,7 +101,23 @@ func (n *network) cut() {
 	}
 }
 
-// evict removes a member from its group.
+// shared waits until every subscription has a part of its topic.
+func (n *network) shared(t testing.TB) {
+	t.Helper()
+	testenv.Eventually(t, bound, func() error {
+		for _, s := range n.live() {
+			s.mu.Lock()
+			have := len(s.ready)
+			s.mu.Unlock()
+			if have != 1 {
+				return fmt.Errorf("a consumer has %d of the partitions of %q", have, s.main)
+			}
+		}
+		return nil
+	})
+}
+
+// evict removes a member from its group, until it knows.
 func (n *network) evict(s *subscription) {
 	for began := time.Now(); !s.isOver() && time.Since(began) < 10*time.Second; time.Sleep(5 * time.Millisecond) {
 		id, _ := s.member.GroupMetadata()
@@ -113,10 +131,11 @@ func (n *network) evict(s *subscription) {
 		m.MemberID = id
 		req.Members = append(req.Members, m)
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		_, err := req.RequestWith(ctx, n.admin)
+		_, _ = req.RequestWith(ctx, n.admin)
 		cancel()
-		if err == nil {
-			return
+		select { // a member that is about to join anew takes another id, and is to be found again
+		case <-s.ended:
+		case <-time.After(time.Second):
 		}
 	}
 }
