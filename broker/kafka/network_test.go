@@ -85,19 +85,20 @@ func (n *network) dial(ctx context.Context, _, proto, addr string) (net.Conn, er
 // cut ends every connection, and lets the groups notice at once what they would notice when the sessions of their
 // members are over.
 func (n *network) cut() {
+	n.breakConns()
+	for _, s := range n.live() {
+		n.evict(s)
+	}
+}
+
+// breakConns ends every connection, for a moment only.
+func (n *network) breakConns() {
 	n.mu.Lock()
 	conns := n.conns
 	n.conns = map[*conn]struct{}{}
-	var subs []*subscription
-	for s := range n.subs {
-		subs = append(subs, s)
-	}
 	n.mu.Unlock()
 	for c := range conns {
-		c.broken(io.EOF)
-	}
-	for _, s := range subs {
-		n.evict(s)
+		_ = c.broken(io.EOF)
 	}
 }
 
