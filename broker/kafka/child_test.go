@@ -65,7 +65,7 @@ func runChild(text string) error {
 	n := newNetwork(nil)
 	var mu sync.Mutex
 	left := cfg.KillOn
-	n.hit = func(at brokertest.Step) {
+	n.hit = func(at brokertest.Step) bool {
 		mu.Lock()
 		defer mu.Unlock()
 		if left--; left == 0 {
@@ -73,6 +73,7 @@ func runChild(text string) error {
 			select {}
 		}
 		n.arm(at)
+		return false
 	}
 	n.arm(cfg.KillAt)
 	d := broker.Declaration{Topology: top, Options: json.RawMessage(cfg.Options)}
@@ -165,8 +166,14 @@ func killedConsumer(t *testing.T, b *bench, step brokertest.Step) {
 	for i := range n {
 		b.put(d.Topology.Queue, int32(i%2), fmt.Sprintf("m%03d", i))
 	}
-	cfg := childConfig{Servers: b.raw.servers, Options: string(d.Options), KillAt: step, KillOn: 3,
+	cfg := childConfig{Servers: b.raw.servers, Options: string(d.Options), KillAt: step, KillOn: 1,
 		Spec: topology.Spec{Queue: b.queue, Holds: []time.Duration{delay}, DeadLetter: true}}
+	switch step {
+	case stepHandler:
+		cfg.KillOn = 20
+	case brokertest.StepAcked: // the first commit only says what is in flight
+		cfg.KillOn = 2
+	}
 	var ledger brokertest.Ledger
 	for i := range n {
 		ledger.Published(fmt.Sprintf("m%03d", i))
@@ -207,4 +214,3 @@ func portsOf(t testing.TB, addrs []string) []int {
 	}
 	return ports
 }
-

@@ -35,12 +35,12 @@ type network struct {
 	refuse  bool
 	holding chan struct{} // closed when answers to produce requests go on; nil: they do
 	armed   brokertest.Step
-	hit     func(brokertest.Step) // what happens at the armed step
+	hit     func(brokertest.Step) (lost bool) // what happens at the armed step, and whether the answer gets lost
 }
 
 func newNetwork(admin *kgo.Client) *network {
 	n := &network{admin: admin, conns: map[*conn]struct{}{}, subs: map[*subscription]struct{}{}}
-	n.hit = func(brokertest.Step) { n.cut() }
+	n.hit = func(brokertest.Step) bool { n.cut(); return true }
 	return n
 }
 
@@ -205,7 +205,7 @@ func (n *network) arm(at brokertest.Step) (disarm func()) {
 	}
 }
 
-// reached reports whether the step was armed.
+// reached makes happen what is to happen at a step, and reports whether the answer gets lost.
 func (n *network) reached(at brokertest.Step) bool {
 	n.mu.Lock()
 	is := n.armed == at
@@ -213,10 +213,7 @@ func (n *network) reached(at brokertest.Step) bool {
 		n.armed = ""
 	}
 	n.mu.Unlock()
-	if is {
-		n.hit(at)
-	}
-	return is
+	return is && n.hit(at)
 }
 
 // conn is a connection that looks at the frames on it.
