@@ -57,6 +57,9 @@ type Instance struct {
 	Raw Raw
 	// Faults are the ways in which tests can make this broker fail.
 	Faults Faults
+	// Shared waits until the running subscriptions of a queue have shared it, on brokers where each reads a part of
+	// it. Nil: there is nothing to wait for.
+	Shared func(t testing.TB)
 }
 
 // Raw reads and writes a broker as a foreign program does. Queues are given by the declaration that they belong to

@@ -309,6 +309,9 @@ func settleWhatIsNotOurs(w *world) {
 	r := w.rig()
 	r.publish("0", "1")
 	a, b := r.subscribe(broker.ReadMain, 1), r.subscribe(broker.ReadMain, 1)
+	if shared := w.inst.Shared; shared != nil {
+		shared(w.t)
+	}
 	da, db := r.receive(a, 1)[0], r.receive(b, 1)[0]
 	if err := r.settle(a, settle.Done, db); err == nil {
 		w.t.Error("a subscription settled another one's delivery")

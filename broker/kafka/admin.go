@@ -253,7 +253,7 @@ func (a *admin) Delete(ctx context.Context, names []string) ([]broker.Deleted, e
 	if err != nil {
 		return nil, err
 	}
-	resp, err := a.adm.DeleteTopics(ctx, names...)
+	resp, err := a.adm.DeleteTopics(ctx, slices.Compact(slices.Sorted(slices.Values(names)))...) // a name given twice is refused
 	if err != nil && len(resp) == 0 {
 		return nil, fmt.Errorf("delete topics: %w", right{"Delete", "topic", names[0]}.on(err))
 	}

@@ -52,6 +52,7 @@ func instance(t *testing.T, servers ...string) (brokertest.Instance, *network) {
 		Client: broker.Config{Endpoint: endpointOf(t, servers...)},
 		Admin:  broker.Config{Endpoint: endpointOf(t, servers...)},
 		Raw:    r,
+		Shared: n.shared,
 		Faults: brokertest.Faults{
 			Cut:          func(testing.TB) { n.cut() },
 			Block:        func(testing.TB) func() { return n.block() },

@@ -25,6 +25,8 @@ type mode struct {
 	dial func(ctx context.Context, client, network, addr string) (net.Conn, error)
 	// sessionTimeout and heartbeat of group members; zero: the defaults.
 	sessionTimeout, heartbeat time.Duration
+	// revoke is how long a partition that moves waits for what runs; zero: the default.
+	revoke time.Duration
 	// idle is after how long an unused connection is closed; zero: the library's default.
 	idle time.Duration
 	// watch is how often a subscription looks after its topics; zero: the default.

@@ -1,7 +1,9 @@
 package kafka
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -23,6 +25,7 @@ func (s *subscription) memberOptions() []kgo.Opt {
 		kgo.KeepControlRecords(), // so that the position gets over them
 		kgo.FetchMaxWait(fetchWait),
 		kgo.OnOffsetsFetched(s.assigned),
+		kgo.OnPartitionsAssigned(s.joined),
 		kgo.OnPartitionsRevoked(s.revoked),
 		kgo.OnPartitionsLost(func(_ context.Context, _ *kgo.Client, m map[string][]int32) { s.forgotten(m) }),
 		kgo.WithHooks(groupHook{s}),
@@ -71,6 +74,20 @@ type groupHook struct{ s *subscription }
 var _ kgo.HookGroupManageError = groupHook{}
 
 func (h groupHook) OnGroupManageError(err error) { h.s.lose(mapError(err)) }
+
+// joined is called whenever the group was balanced anew, before partitions begin.
+func (s *subscription) joined(_ context.Context, c *kgo.Client, _ map[string][]int32) {
+	id, _ := c.GroupMetadata()
+	s.mu.Lock()
+	was := s.memberID
+	s.memberID = id
+	s.mu.Unlock()
+	if was != "" && was != id {
+		// The group took this member for dead while it was about to join once more, and the library joined as another
+		// one without a word. It may have got the partitions of before, which others may have read meanwhile.
+		s.lose(fmt.Errorf("the group %q took this consumer for dead: %w", s.group, broker.ErrUnavailable))
+	}
+}
 
 // assigned begins partitions: it is called with what the group committed, before anything of them is fetched.
 func (s *subscription) assigned(_ context.Context, _ *kgo.Client, resp *kmsg.OffsetFetchResponse) error {
@@ -225,7 +242,7 @@ func (s *subscription) forgotten(m map[string][]int32) {
 
 // awaitIdle waits until nothing of partitions is handled any more, for a bounded time.
 func (s *subscription) awaitIdle(ps []*partition) {
-	limit := time.NewTimer(revokeTimeout)
+	limit := time.NewTimer(cmp.Or(s.client.dialer.mode.revoke, revokeTimeout))
 	defer limit.Stop()
 	for {
 		s.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/shove-dev/shove/broker/brokertest"
+	"github.com/shove-dev/shove/internal/testenv"
 )
 
 // Keys of requests (https://kafka.apache.org/protocol#protocol_api_keys).
@@ -33,12 +35,12 @@ type network struct {
 	refuse  bool
 	holding chan struct{} // closed when answers to produce requests go on; nil: they do
 	armed   brokertest.Step
-	hit     func(brokertest.Step) // what happens at the armed step
+	hit     func(brokertest.Step) (lost bool) // what happens at the armed step, and whether the answer gets lost
 }
 
 func newNetwork(admin *kgo.Client) *network {
 	n := &network{admin: admin, conns: map[*conn]struct{}{}, subs: map[*subscription]struct{}{}}
-	n.hit = func(brokertest.Step) { n.cut() }
+	n.hit = func(brokertest.Step) bool { n.cut(); return true }
 	return n
 }
 
@@ -83,23 +85,40 @@ func (n *network) dial(ctx context.Context, _, proto, addr string) (net.Conn, er
 // cut ends every connection, and lets the groups notice at once what they would notice when the sessions of their
 // members are over.
 func (n *network) cut() {
-	n.mu.Lock()
-	conns := n.conns
-	n.conns = map[*conn]struct{}{}
-	var subs []*subscription
-	for s := range n.subs {
-		subs = append(subs, s)
-	}
-	n.mu.Unlock()
-	for c := range conns {
-		c.broken(io.EOF)
-	}
-	for _, s := range subs {
+	n.breakConns()
+	for _, s := range n.live() {
 		n.evict(s)
 	}
 }
 
-// evict removes a member from its group.
+// breakConns ends every connection, for a moment only.
+func (n *network) breakConns() {
+	n.mu.Lock()
+	conns := n.conns
+	n.conns = map[*conn]struct{}{}
+	n.mu.Unlock()
+	for c := range conns {
+		_ = c.broken(io.EOF)
+	}
+}
+
+// shared waits until every subscription has a part of its topic.
+func (n *network) shared(t testing.TB) {
+	t.Helper()
+	testenv.Eventually(t, bound, func() error {
+		for _, s := range n.live() {
+			s.mu.Lock()
+			have := len(s.ready)
+			s.mu.Unlock()
+			if have != 1 {
+				return fmt.Errorf("a consumer has %d of the partitions of %q", have, s.main)
+			}
+		}
+		return nil
+	})
+}
+
+// evict removes a member from its group, until it knows.
 func (n *network) evict(s *subscription) {
 	for began := time.Now(); !s.isOver() && time.Since(began) < 10*time.Second; time.Sleep(5 * time.Millisecond) {
 		id, _ := s.member.GroupMetadata()
@@ -113,10 +132,11 @@ func (n *network) evict(s *subscription) {
 		m.MemberID = id
 		req.Members = append(req.Members, m)
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		_, err := req.RequestWith(ctx, n.admin)
+		_, _ = req.RequestWith(ctx, n.admin)
 		cancel()
-		if err == nil {
-			return
+		select { // a member that is about to join anew takes another id, and is to be found again
+		case <-s.ended:
+		case <-time.After(time.Second):
 		}
 	}
 }
@@ -185,7 +205,7 @@ func (n *network) arm(at brokertest.Step) (disarm func()) {
 	}
 }
 
-// reached reports whether the step was armed.
+// reached makes happen what is to happen at a step, and reports whether the answer gets lost.
 func (n *network) reached(at brokertest.Step) bool {
 	n.mu.Lock()
 	is := n.armed == at
@@ -193,10 +213,7 @@ func (n *network) reached(at brokertest.Step) bool {
 		n.armed = ""
 	}
 	n.mu.Unlock()
-	if is {
-		n.hit(at)
-	}
-	return is
+	return is && n.hit(at)
 }
 
 // conn is a connection that looks at the frames on it.

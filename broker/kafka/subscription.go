@@ -49,6 +49,7 @@ type subscription struct {
 	stopping bool
 	closed   bool
 	lost     error
+	memberID string
 	onRevoke func()
 
 	arrived chan struct{} // there is something to deliver
