@@ -19,6 +19,7 @@ import (
 	"github.com/shove-dev/shove/broker/memory"
 	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
+	"github.com/shove-dev/shove/broker/redis"
 )
 
 // pages are all Markdown files of the repository, by path from here.
@@ -122,6 +123,7 @@ func TestCapabilitiesAreThoseOfTheDrivers(t *testing.T) {
 		rabbitmq.Driver.Capabilities(json.RawMessage(`{"queueType":"quorum"}`)),
 		rabbitmq.Driver.Capabilities(json.RawMessage(`{"queueType":"classic"}`)),
 		nats.Driver.Capabilities(nil),
+		redis.Driver.Capabilities(nil),
 		memory.Driver(memory.New(memory.Options{})).Capabilities(nil),
 	}
 	want := map[string][]string{}

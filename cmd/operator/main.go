@@ -17,6 +17,7 @@ import (
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
+	"github.com/shove-dev/shove/broker/redis"
 	"github.com/shove-dev/shove/controllers"
 )
 
@@ -24,7 +25,7 @@ import (
 var version = "unknown"
 
 // drivers are the brokers that the operator knows.
-var drivers = []broker.Driver{rabbitmq.Driver, nats.Driver}
+var drivers = []broker.Driver{rabbitmq.Driver, nats.Driver, redis.Driver}
 
 func main() {
 	opts := defaults()

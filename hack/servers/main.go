@@ -1,10 +1,10 @@
 // Command servers starts what tests need, runs a command with it, and takes it down again, also when the command
 // fails or is interrupted:
 //
-//	servers [-rabbitmq] command [argument …]
+//	servers [-rabbitmq] [-redis] command [argument …]
 //
-// The command gets SHOVE_TEST_RABBITMQ_URL and SHOVE_TEST_RABBITMQ_MANAGEMENT_URL. Where they are set already nothing
-// is started. A server that is missing on the machine is said and left out: the tests decide what that means.
+// The command gets SHOVE_TEST_RABBITMQ_URL and SHOVE_TEST_RABBITMQ_MANAGEMENT_URL, and SHOVE_TEST_REDIS_URL. Where they
+// are set already nothing is started. A server that is missing on the machine is said and left out: the tests decide what that means.
 package main
 
 import (
@@ -20,16 +20,18 @@ import (
 
 	"github.com/shove-dev/shove/internal/testenv"
 	"github.com/shove-dev/shove/internal/testenv/rabbitserver"
+	"github.com/shove-dev/shove/internal/testenv/redisserver"
 )
 
 func main() {
 	rabbitmq := flag.Bool("rabbitmq", false, "start a RabbitMQ server")
+	redis := flag.Bool("redis", false, "start a Redis server")
 	flag.Parse()
 	if flag.NArg() == 0 {
-		fmt.Fprintln(os.Stderr, "usage: servers [-rabbitmq] command [argument …]")
+		fmt.Fprintln(os.Stderr, "usage: servers [-rabbitmq] [-redis] command [argument …]")
 		os.Exit(2)
 	}
-	code, err := run(*rabbitmq, flag.Args())
+	code, err := run(*rabbitmq, *redis, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "servers:", err)
 		code = max(code, 1)
@@ -37,7 +39,7 @@ func main() {
 	os.Exit(code)
 }
 
-func run(rabbitmq bool, command []string) (code int, err error) {
+func run(rabbitmq, redis bool, command []string) (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	env := os.Environ()
@@ -53,6 +55,18 @@ func run(rabbitmq bool, command []string) (code int, err error) {
 			env = append(env, testenv.RabbitMQURLVar+"="+server.URL(), testenv.RabbitMQManagementURLVar+"="+server.ManagementURL())
 		}
 	}
+	if redis && os.Getenv(testenv.RedisURLVar) == "" {
+		server, startErr := startRedis(ctx)
+		switch {
+		case errors.Is(startErr, redisserver.ErrNotAvailable):
+			fmt.Fprintln(os.Stderr, "servers:", startErr)
+		case startErr != nil:
+			return 1, startErr
+		default:
+			defer func() { err = errors.Join(err, server.Close()) }()
+			env = append(env, testenv.RedisURLVar+"="+server.URL())
+		}
+	}
 	return runCommand(ctx, command, env)
 }
 
@@ -63,6 +77,16 @@ func startRabbitMQ(ctx context.Context) (*rabbitserver.Server, error) {
 		return nil, err
 	}
 	fmt.Fprintf(os.Stderr, "servers: RabbitMQ listens on %s (started in %v)\n", server.Addr(), time.Since(started).Round(100*time.Millisecond))
+	return server, nil
+}
+
+// startRedis starts a server that writes its append-only file as most do.
+func startRedis(ctx context.Context) (*redisserver.Server, error) {
+	server, err := redisserver.Start(ctx, redisserver.Options{Config: []string{"appendfsync everysec"}})
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(os.Stderr, "servers: Redis listens on %s\n", server.Addr())
 	return server, nil
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
+	"github.com/shove-dev/shove/broker/redis"
 	"github.com/shove-dev/shove/examples/orders/order"
 	"github.com/shove-dev/shove/runtime"
 )
@@ -20,7 +21,7 @@ import (
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, nil))
 	os.Exit(runtime.Main(
-		runtime.Drivers(rabbitmq.Driver, nats.Driver),
+		runtime.Drivers(rabbitmq.Driver, nats.Driver, redis.Driver),
 		runtime.Logger(log),
 		runtime.Handle[order.Order](order.Topology, &shop{log: log, stock: &stock{}}),
 	))
