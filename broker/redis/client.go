@@ -196,13 +196,6 @@ func (n *nodes) createGroup(ctx context.Context, stream, group, from string, mak
 	return err
 }
 
-func loggerOr(l, fallback *slog.Logger) *slog.Logger {
-	if l != nil {
-		return l
-	}
-	return fallback
-}
-
 // pause waits, or returns false when one of the channels is closed first.
 func pause(d time.Duration, ends ...<-chan struct{}) bool {
 	t := time.NewTimer(d)

@@ -5,10 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strconv"
 	"strings"
+
+	"github.com/shove-dev/shove/broker"
 )
 
 // mode is how an installation is laid out.
@@ -35,7 +36,7 @@ func parseEndpoint(raw json.RawMessage) (endpoint, error) {
 	fail := func(format string, args ...any) (endpoint, error) {
 		return endpoint{}, fmt.Errorf("redis endpoint: "+format, args...)
 	}
-	if err := strict(raw, &e); err != nil {
+	if err := broker.DecodeSection(raw, &e); err != nil {
 		return fail("%w", err)
 	}
 	if n := len(e.Addresses); n == 0 || n > maxAddresses {
@@ -80,28 +81,12 @@ func checkAddress(a string) error {
 	return nil
 }
 
-// strict decodes one JSON object and refuses what it does not know.
-func strict(raw json.RawMessage, into any) error {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		if errors.Is(err, io.EOF) {
-			return errors.New("is empty")
-		}
-		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("has something after its end")
-	}
-	return nil
-}
-
 // checkOptions refuses what a Topology's redis section may say, which is nothing.
 func checkOptions(raw json.RawMessage) error {
 	if len(bytes.TrimSpace(raw)) == 0 || bytes.Equal(bytes.TrimSpace(raw), []byte("null")) {
 		return nil
 	}
-	if err := strict(raw, &struct{}{}); err != nil {
+	if err := broker.DecodeSection(raw, &struct{}{}); err != nil {
 		return fmt.Errorf("redis options: %w", err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -106,7 +107,7 @@ func (c *client) newSubscription(ctx context.Context, in broker.Subscribe) (*sub
 	}
 	prefetch := max(in.Prefetch, 1)
 	s := &subscription{
-		client: c, nodes: c.nodes, logger: loggerOr(in.Logger, c.logger), onLost: in.Lost, topology: in.Topology, role: in.Role, plan: p,
+		client: c, nodes: c.nodes, logger: cmp.Or(in.Logger, c.logger), onLost: in.Lost, topology: in.Topology, role: in.Role, plan: p,
 		name: consumerName(in.Consumer), prefetch: prefetch, enough: max(1, min(prefetch/4, prefetch-in.Concurrency)), lease: leaseFor(in.Lease),
 		orphans: map[int]bool{}, returns: true,
 		arrived: make(chan struct{}, 1), wake: make(chan struct{}, 1), tick: make(chan struct{}, 1), stopped: make(chan struct{}),

@@ -150,7 +150,6 @@ func appendCopy(dst []byte, e *entry, in *broker.Settlement, ahead time.Duration
 	if in.Envelope != nil {
 		add([]byte(payloadField), in.Envelope)
 		add([]byte(contentTypeField), []byte("application/json"))
-		add([]byte(header.Enveloped), []byte("true"))
 	} else {
 		body := false
 		e.fields.each(func(name, value []byte) {
@@ -171,9 +170,6 @@ func appendCopy(dst []byte, e *entry, in *broker.Settlement, ahead time.Duration
 	for _, f := range in.Stamp {
 		switch v := f.Value.(type) {
 		case string:
-			if f.Name == header.Enveloped && in.Envelope != nil {
-				continue
-			}
 			dst = appendPacked(dst, f.Name)
 			dst = appendPacked(dst, v)
 			fields++
