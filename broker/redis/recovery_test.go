@@ -392,3 +392,54 @@ func TestTrimming(t *testing.T) {
 		t.Errorf("%d entries, want %d", n, before-3)
 	}
 }
+
+// Acknowledged entries are cut off together, but never one that nobody has, nor one that waits below them.
+func TestCuttingOff(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	d := b.declare(orders(t))
+	left := func() string {
+		t.Helper()
+		all, err := b.raw.XRange(t.Context(), main(d), "-", "+").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []string
+		for _, x := range all {
+			out = append(out, x.Values[payloadField].(string))
+		}
+		return strings.Join(out, " ")
+	}
+	s := b.subscribe(d, 40)
+	b.publish(d, messages("a", 40)...)
+	ds := receive(t, s, 40)
+	mustSettle(t, s, act(settle.Done, ds[20:40]...)) // all of it behind what is pending
+	mustSettle(t, s, act(settle.Done, append(append([]*broker.Delivery{}, ds[:10]...), ds[11:20]...)...))
+	if got := left(); got != "a010" {
+		t.Errorf("left: %s, want a010", got)
+	}
+	b.publish(d, messages("b", 20)...)
+	more := receive(t, s, 20)
+	hold := settle.Action{Kind: settle.Hold, Tier: 1, Retries: 1, Delay: time.Hour}
+	var copies []broker.Settlement
+	for _, x := range more[:10] {
+		copies = append(copies, copying(x, hold))
+	}
+	mustSettle(t, s, copies)
+	if got := left(); got != "a010 b010 b011 b012 b013 b014 b015 b016 b017 b018 b019" {
+		t.Errorf("left: %s", got)
+	}
+	// Somebody deletes a consumer that has a message: nobody has it, and it lies below the others.
+	mustSettle(t, s, act(settle.Done, ds[10]))
+	b.steal(d, more[10])
+	if err := b.raw.XGroupDelConsumer(t.Context(), main(d), d.Topology.Queue, "thief").Err(); err != nil {
+		t.Fatal(err)
+	}
+	mustSettle(t, s, act(settle.Done, more[11:]...))
+	if got := left(); got != "b010" {
+		t.Errorf("left: %s, want b010", got)
+	}
+	if b.log.has("messages are lost") {
+		t.Error("something was lost")
+	}
+}

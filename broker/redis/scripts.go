@@ -5,6 +5,7 @@ import (
 	"crypto/sha1"
 	_ "embed"
 	"encoding/hex"
+	"strings"
 
 	goredis "github.com/redis/go-redis/v9"
 )
@@ -12,12 +13,17 @@ import (
 // script is a Lua script, which the server runs as one step.
 type script struct{ source, sha string }
 
-func newScript(source string) *script {
+// newScript makes a script of a source and of what it shares with others, which comes behind the first line.
+func newScript(source string, shared ...string) *script {
+	first, rest, _ := strings.Cut(source, "\n")
+	source = first + "\n" + strings.Join(shared, "") + rest
 	sum := sha1.Sum([]byte(source))
 	return &script{source: source, sha: hex.EncodeToString(sum[:])}
 }
 
 var (
+	//go:embed lua/remove.lua
+	removeSource string
 	//go:embed lua/settle.lua
 	settleSource string
 	//go:embed lua/copy.lua
@@ -44,8 +50,8 @@ var (
 	//go:embed lua/count.lua
 	countSource string
 
-	settleScript   = newScript(settleSource)
-	copyScript     = newScript(copySource)
+	settleScript   = newScript(settleSource, removeSource)
+	copyScript     = newScript(copySource, removeSource)
 	dueScript      = newScript(dueSource)
 	claimScript    = newScript(claimSource)
 	giveBackScript = newScript(giveBackSource)

@@ -240,8 +240,11 @@ func (r *round) conclude(g group, out []any, sure bool, err error) {
 	}
 	s := r.sub
 	others := out[:len(out)-1]
-	if toInt(out[len(out)-1]) > 0 {
+	switch n := toInt(out[len(out)-1]); {
+	case n > 0:
 		s.suspectOrphans(g.stream)
+	case n < 0:
+		s.sayLost(int(-n))
 	}
 	r.done(g.index)
 	for _, place := range others {
@@ -322,6 +325,9 @@ func (r *round) concludeCopies(stream int, sent []int, out []any, sure bool, err
 	if err != nil {
 		r.release(fmt.Errorf("copy: %w", err), sure, sent...)
 		return
+	}
+	if len(out) > len(sent) {
+		s.sayLost(int(toInt(out[len(sent)])))
 	}
 	var done []int
 	var soonest time.Duration = -1

@@ -7,7 +7,7 @@
 --       KEYS), delay (milliseconds to hold it for, or -1 to append it), the copy (to append: its fields, packed; to hold:
 --       a unique prefix before that)
 -- Returns for each copy 1 (done), 0 (the entry is not this consumer's), -1 (nor anybody's, although it is in the stream)
--- or the text of an error.
+-- or the text of an error; then how many other entries were lost.
 local stream, group, me, mode = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.ceil(time[2] / 1000) -- up, so that nothing is due early
@@ -43,9 +43,7 @@ if #done > 0 then
     redis.call('XACKDEL', stream, group, 'ACKED', 'IDS', #done, unpack(done))
   else
     redis.call('XACK', stream, group, unpack(done))
-    if mode == 'delete' and #redis.call('XINFO', 'GROUPS', stream) == 1 then
-      redis.call('XDEL', stream, unpack(done))
-    end
+    if mode == 'delete' then out[n + 1] = remove(stream, group, done, 1, #done) end
   end
 end
 return out

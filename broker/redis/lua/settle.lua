@@ -5,7 +5,7 @@
 -- KEYS  stream
 -- ARGV  group, consumer, mode (keep | delete | ackdel), ids in ascending order …
 -- Returns the places (from 1) in the list of ids of those that are not this consumer's, and as the last number how many
--- of those nobody has although they are in the stream.
+-- of those nobody has although they are in the stream; negative: how many others were lost.
 local stream, group, me, mode = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local first, last = 4, #ARGV
 local others, orphans = {}, 0
@@ -42,8 +42,9 @@ if to >= from then
     redis.call('XACKDEL', stream, group, 'ACKED', 'IDS', to - from + 1, unpack(ids, from, to))
   else
     redis.call('XACK', stream, group, unpack(ids, from, to))
-    if mode == 'delete' and #redis.call('XINFO', 'GROUPS', stream) == 1 then
-      redis.call('XDEL', stream, unpack(ids, from, to))
+    if mode == 'delete' then
+      local lost = remove(stream, group, ids, from, to)
+      if lost > 0 then orphans = -lost end
     end
   end
 end
