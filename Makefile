@@ -82,9 +82,10 @@ test-unit: ## Run the tests that need no server, in seconds
 	go test -short $(if $(RUN),-run '$(RUN)') ./topology/... ./settle/... ./broker ./broker/header/... ./broker/memory/... ./runtime/... ./hack/rules/...
 
 .PHONY: test-matrix
-test-matrix: ## Run the tests of RabbitMQ on 3.10, 4.0 and 4.3 (needs root and debootstrap), and of NATS on 2.10, 2.11 and 2.12
+test-matrix: ## Run the tests of RabbitMQ on 3.10, 4.0 and 4.3 (needs root and debootstrap), of NATS on 2.10, 2.11 and 2.12, and of Redis on 7.0, 8.0, 8.2 and Valkey
 	@hack/matrix/run.sh
 	@hack/matrix/nats.sh
+	@hack/matrix/redis.sh
 
 .PHONY: deflake
 deflake: controlplane ## Repeat the tests until one fails: make deflake PKG=./runtime RUN=TestX

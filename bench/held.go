@@ -25,8 +25,8 @@ type held struct {
 
 const (
 	heldMessages = 100_000
-	heldRate     = 5_000 // a second
-	heldFor      = 25 * time.Second
+	heldRate     = 2_500 // a second
+	heldFor      = 45 * time.Second
 	// heldGrowth is what the consumer's heap may grow by meanwhile, in bytes: some 80 a message would be a list of
 	// them.
 	heldGrowth = 4 << 20

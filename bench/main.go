@@ -65,5 +65,5 @@ func compare(couples int, only string) error {
 }
 
 func comparisons() []lazyPair {
-	return slices.Concat([]lazyPair{{"loop on memory, no-op handler", loopOnMemory}}, rabbitPairs(), natsPairs())
+	return slices.Concat([]lazyPair{{"loop on memory, no-op handler", loopOnMemory}}, rabbitPairs(), natsPairs(), redisPairs())
 }

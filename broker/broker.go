@@ -121,6 +121,9 @@ type Subscribe struct {
 	// Consumer names this consumer to the broker and to people, such as the pod's name.
 	Consumer string
 	Logger   *slog.Logger
+	// Lost is told how many messages the backend found to be gone from the broker although nobody settled them, because
+	// somebody deleted or trimmed them away. It may be called from any goroutine. Nil: nobody wants to know.
+	Lost func(n int)
 }
 
 // Subscription is one run of consuming. When its connection is lost it is over: Receive returns ErrLost, everything

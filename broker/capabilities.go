@@ -22,6 +22,12 @@ type Capabilities struct {
 	BrokerTimestamp bool
 	// Sequenced: ordered topologies are supported (K).
 	Sequenced bool
+	// TimeoutLeavesPending: a message whose handler ran into its deadline gets no outcome unless handlerTimeoutOutcome
+	// says one; it stays pending until its lease is over and comes again with its budget unspent (H8).
+	TimeoutLeavesPending bool
+	// CopiesAtomically: a copy and the acknowledgement of its original are always one step, so that there is no
+	// duplicate between them (A9, R2).
+	CopiesAtomically bool
 	// ExactlyOnce: copy and acknowledgement can be one atomic step (R).
 	ExactlyOnce bool
 	// WaitsInBroker: WaitInPlace is carried out by the backend (a delayed nak); else the runtime keeps the delivery

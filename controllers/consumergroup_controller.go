@@ -108,9 +108,22 @@ func (r *groupReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 		return ctrl.Result{}, err
 	}
 	conds := newConditions(g.Status.Conditions, g.Generation, metav1.NewTime(r.clock.Now()))
-	facts := groupFacts{group: g, consumer: c, outcome: out, topology: t, scaling: render.ScalingConflict(g, rivals)}
+	facts := groupFacts{group: g, consumer: c, outcome: out, topology: t, scaling: render.ScalingConflict(g, rivals), timeouts: render.TimeoutsDiffer(c, r.assessed(rivals))}
 	status := facts.status(conds)
 	return ctrl.Result{}, r.write(ctx, g, &status)
+}
+
+// assessed are other ConsumerGroups as they were last assessed, as far as they were.
+func (r *groupReconciler) assessed(groups []v1alpha1.ConsumerGroup) []*render.Consumer {
+	var all []*render.Consumer
+	for i := range groups {
+		if out := r.outcomes.get(render.TargetOf(&groups[i])); out != nil {
+			if c := out.group(&groups[i]); c != nil {
+				all = append(all, c)
+			}
+		}
+	}
+	return all
 }
 
 // topologyOf is nil where there is none.
@@ -125,7 +138,7 @@ func (r *groupReconciler) topologyOf(ctx context.Context, g *v1alpha1.ConsumerGr
 // groupWarnings are the conditions whose appearance is an event.
 var groupWarnings = []string{
 	v1alpha1.ConditionConflict, v1alpha1.ConditionGracePeriodTooShort, v1alpha1.ConditionRestartRequired,
-	v1alpha1.ConditionHandlerTimeoutAboveBrokerLimit, v1alpha1.ConditionTimeoutAckLosesWork,
+	v1alpha1.ConditionHandlerTimeoutAboveBrokerLimit, v1alpha1.ConditionHandlerTimeoutsDiffer, v1alpha1.ConditionTimeoutAckLosesWork,
 }
 
 // write writes the status if it changed, then sends the events.

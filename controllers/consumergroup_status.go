@@ -17,6 +17,7 @@ type groupFacts struct {
 	outcome  *outcome
 	topology *v1alpha1.Topology // nil: there is none
 	scaling  *render.Finding
+	timeouts *render.Finding
 }
 
 // status is the whole status. It is a pure function of the facts and the conditions of the last pass.
@@ -90,8 +91,10 @@ func (f groupFacts) warnings(c *conditions) {
 	if f.group.Spec.Paused {
 		c.true(v1alpha1.ConditionPaused, v1alpha1.ReasonPaused, "spec.paused is set: pods do not fetch; what they are working on is finished")
 	}
-	if f.scaling != nil {
-		c.true(f.scaling.Condition, f.scaling.Reason, f.scaling.Message)
+	for _, n := range []*render.Finding{f.scaling, f.timeouts} {
+		if n != nil {
+			c.true(n.Condition, n.Reason, n.Message)
+		}
 	}
 	if f.group.Spec.Replicas != nil {
 		c.false(v1alpha1.ConditionScalingActive, v1alpha1.ReasonScalingNotAvailable, "this release does not scale: the workload's replicas are left as they are")

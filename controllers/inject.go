@@ -103,7 +103,7 @@ func (r *injectReconciler) Reconcile(ctx context.Context, t render.Target) (ctrl
 		return ctrl.Result{}, err
 	}
 	r.outcomes.put(t, s.out)
-	r.wakeMembers(m)
+	r.wakeMembers(ctx, m)
 	return ctrl.Result{RequeueAfter: s.after}, nil
 }
 
@@ -171,9 +171,15 @@ func (r *injectReconciler) forgetTarget(t render.Target) {
 	}
 }
 
-func (r *injectReconciler) wakeMembers(m *membersFound) {
+func (r *injectReconciler) wakeMembers(ctx context.Context, m *membersFound) {
 	for _, c := range m.consumers {
 		r.groups.addNow(client.ObjectKeyFromObject(c.Group))
+		if c.Driver.Capabilities == nil || !c.Driver.Capabilities(c.Declaration.Options).TimeoutLeavesPending {
+			continue
+		}
+		for _, beside := range r.groupsOfTopology(ctx, c.Topology) { // they compare their timeouts with this one (H10)
+			r.groups.addNow(beside.NamespacedName)
+		}
 	}
 	for _, p := range m.publishers {
 		r.publishers.addNow(client.ObjectKeyFromObject(p.Topology))

@@ -20,6 +20,7 @@ import (
 	"github.com/shove-dev/shove/broker/memory"
 	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
+	"github.com/shove-dev/shove/broker/redis"
 )
 
 // pages are all Markdown files of the repository, by path from here.
@@ -123,6 +124,7 @@ func TestCapabilitiesAreThoseOfTheDrivers(t *testing.T) {
 		rabbitmq.Driver.Capabilities(json.RawMessage(`{"queueType":"quorum"}`)),
 		rabbitmq.Driver.Capabilities(json.RawMessage(`{"queueType":"classic"}`)),
 		nats.Driver.Capabilities(nil),
+		redis.Driver.Capabilities(nil),
 		kafka.Driver.Capabilities(nil),
 		memory.Driver(memory.New(memory.Options{})).Capabilities(nil),
 	}

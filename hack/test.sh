@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of PKG (default all) with the race detector against servers of RabbitMQ and Kafka that live as long as
-# this script, and prints which rule is proven where. RUN and COUNT are go test's -run and -count; NO_RULES=1 leaves the
+# Runs the tests of PKG (default all) with the race detector against servers of RabbitMQ, Redis and Kafka that live as long as this
+# script, and prints which rule is proven where. RUN and COUNT are go test's -run and -count; NO_RULES=1 leaves the
 # table out, as does a run of only a part.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,7 +19,7 @@ args=(test -race -json -timeout 25m)
 args+=($pkg)
 
 status=0
-.cache/servers -rabbitmq -kafka go "${args[@]}" | .cache/testlog -o .cache/test.json || status=$?
+.cache/servers -rabbitmq -redis -kafka go "${args[@]}" | .cache/testlog -o .cache/test.json || status=$?
 if [ "${NO_RULES:-}" != 1 ] && [ "$pkg" = ./... ] && [ -z "${RUN:-}" ]; then
   go run ./hack/rules .cache/test.json || status=1
 fi

@@ -77,9 +77,14 @@ func (c *consumer) overrule(w *worker, t *task, now time.Time, reason error, ins
 	return true
 }
 
-// expired routes the outcome of a call that ran into its deadline (H3).
+// expired routes the outcome of a call that ran into its deadline (H3), or leaves its message pending (H8).
 func (c *consumer) expired(t *task, set *settings, o settle.Outcome, now time.Time) {
 	c.failed(metrics.Timeout)
+	if o.Verdict == settle.VerdictPending {
+		c.log.Warn("handler ran into its deadline; its message stays pending and comes again when its lease is over, with its retries unspent", "message", t, "timeout", set.options.HandlerTimeout)
+		c.finish(t, o, now.Sub(t.started))
+		return
+	}
 	c.log.Warn("handler ran into its deadline", "message", t, "timeout", set.options.HandlerTimeout, "outcome", o.Verdict)
 	c.finish(t, o, now.Sub(t.started))
 }

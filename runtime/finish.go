@@ -84,6 +84,14 @@ func (c *consumer) died(t *task) {
 	c.log.Warn("message dead-lettered", "message", t, "reason", a.Reason, "queue", c.settings.Load().decl.Topology.DeadLetter)
 }
 
+// lost counts messages that somebody removed from the broker before they were settled. The backend logs it.
+func (c *consumer) lost(n int) {
+	for range n {
+		c.meter.Failed(metrics.Lost)
+		c.meter.Discarded(metrics.Lost)
+	}
+}
+
 // panicked turns a handler's panic into an outcome.
 func (c *consumer) panicked(t *task, p any) settle.Outcome {
 	c.failed(metrics.Panic)
@@ -94,7 +102,11 @@ func (c *consumer) panicked(t *task, p any) settle.Outcome {
 // timedOut is the outcome of a handler that ran into its deadline (H3).
 func (c *consumer) timedOut(set *settings) settle.Outcome {
 	o := settle.Outcome{Verdict: set.options.TimeoutOutcome}
-	if o.Verdict == settle.VerdictUnset {
+	switch {
+	case o.Verdict != settle.VerdictUnset:
+	case c.caps.TimeoutLeavesPending && c.role == broker.ReadMain:
+		return settle.Pending
+	default:
 		o.Verdict = settle.VerdictRetry
 	}
 	return o.Because("no outcome within " + set.options.HandlerTimeout.String())

@@ -203,7 +203,7 @@ func (r *Runtime) settingsFor(cfg *config.RuntimeConfig, c *consumer) (*settings
 		return fail(fmt.Errorf("sequenced topologies: %w on %s", broker.ErrUnsupported, b.Kind))
 	}
 	k := cfg.Consumers[i]
-	options, err := config.Resolve(config.Traits{External: t.External, CrashLimitDefault: caps.CrashLimitDefault},
+	options, err := config.Resolve(config.Traits{External: t.External, CrashLimitDefault: caps.CrashLimitDefault, TimeoutLeavesPending: caps.TimeoutLeavesPending},
 		config.Layer{Name: config.LayerConsumerGroup, Options: k.Options}, config.Layer{Name: config.LayerCode, Options: c.code},
 		config.Layer{Name: config.LayerBroker, Options: b.ConsumerDefaults})
 	if err != nil {

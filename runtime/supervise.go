@@ -142,7 +142,7 @@ func (c *consumer) subscribe(ctx context.Context, set *settings) (sub broker.Sub
 	}
 	sub, err = client.Subscribe(ctx, broker.Subscribe{
 		Declaration: set.decl, Role: c.role, Prefetch: set.prefetch, Concurrency: min(set.options.Concurrency, set.prefetch),
-		Lease: set.lease, InPlace: set.policy.Strategy == settle.InPlace, Consumer: c.rt.pod, Logger: c.log,
+		Lease: set.lease, InPlace: set.policy.Strategy == settle.InPlace, Consumer: c.rt.pod, Logger: c.log, Lost: c.lost,
 	})
 	if err != nil {
 		release()

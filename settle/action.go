@@ -23,6 +23,9 @@ const (
 	Drop
 	// GiveBack: hand the message back at shutdown, uncounted where the broker can.
 	GiveBack
+	// Leave: stop renewing the message's lease and forget it; nothing is written, and the broker redelivers it when the
+	// lease is over (H8). Only on brokers whose Capabilities say TimeoutLeavesPending.
+	Leave
 )
 
 func (k Kind) String() string {
@@ -43,6 +46,8 @@ func (k Kind) String() string {
 		return "drop"
 	case GiveBack:
 		return "give-back"
+	case Leave:
+		return "leave"
 	default:
 		return "none"
 	}

@@ -90,6 +90,8 @@ func decide(a *Action, o *Outcome, m *Message, p *Policy) {
 		die(a, o.Cause, o.Text, m, p)
 	case VerdictRelease:
 		a.Kind, a.Retries, a.Defers = GiveBack, m.Retries, m.Defers
+	case VerdictPending:
+		a.Kind, a.Retries, a.Defers = Leave, m.Retries, m.Defers
 	case VerdictUnset:
 		retry(a, o, m, p)
 		a.Warning = OutcomeUnset

@@ -25,6 +25,9 @@ const (
 	VerdictPoison
 	// VerdictRelease: the consumer gives the message back without an outcome, because it shuts down (N1).
 	VerdictRelease
+	// VerdictPending: the handler ran into its deadline, and on this broker that is no outcome: the message stays
+	// pending until its lease is over (H8).
+	VerdictPending
 )
 
 func (v Verdict) String() string {
@@ -43,6 +46,8 @@ func (v Verdict) String() string {
 		return "poison"
 	case VerdictRelease:
 		return "release"
+	case VerdictPending:
+		return "pending"
 	default:
 		return "unset"
 	}
@@ -87,6 +92,9 @@ func Poison(cause Reason, text string) Outcome {
 func Early(notBefore time.Time) Outcome {
 	return Outcome{Verdict: VerdictEarly, NotBefore: notBefore}
 }
+
+// Pending is the outcome of a message that stays pending after its deadline (H8).
+var Pending = Outcome{Verdict: VerdictPending}
 
 // Release is the outcome of a message that is given back at shutdown.
 var Release = Outcome{Verdict: VerdictRelease}

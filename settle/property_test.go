@@ -126,7 +126,7 @@ func messages() *rapid.Generator[Message] {
 func outcomes() *rapid.Generator[Outcome] {
 	return rapid.Custom(func(t *rapid.T) Outcome {
 		return Outcome{
-			Verdict: Verdict(rapid.Uint8Range(0, 9).Draw(t, "verdict")),
+			Verdict: Verdict(rapid.Uint8Range(0, 10).Draw(t, "verdict")),
 			Text:    rapid.SampledFrom([]string{"", "why"}).Draw(t, "text"),
 			Cause:   rapid.SampledFrom([]Reason{Deserialize, Oversize, CrashLoop, SequenceFailed}).Draw(t, "cause"),
 		}
@@ -173,7 +173,7 @@ func TestProperties(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {
 			o, m, p := outcomes().Draw(t, "outcome"), messages().Draw(t, "message"), policies().Draw(t, "policy")
 			a := Decide(o, m, p)
-			retried := o.Verdict == VerdictRetry || o.Verdict == VerdictUnset || o.Verdict > VerdictRelease ||
+			retried := o.Verdict == VerdictRetry || o.Verdict == VerdictUnset || o.Verdict > VerdictPending ||
 				o.Verdict == VerdictDefer && p.Sequenced && !p.HoldDeferred
 			if !retried && o.Verdict != VerdictAck && a.Retries != m.Retries {
 				t.Fatalf("%s changed the count from %d to %d", o.Verdict, m.Retries, a.Retries)
@@ -197,7 +197,7 @@ func check(t fataler, o Outcome, m Message, p Policy) {
 		if a.Reason == "" || (a.Kind == DeadLetter) != p.DeadLetter {
 			t.Fatalf("%+v with policy %+v", a, p)
 		}
-	case Copy, WaitInPlace, Done, GiveBack:
+	case Copy, WaitInPlace, Done, GiveBack, Leave:
 	default:
 		t.Fatalf("kind %s", a.Kind)
 	}

@@ -20,7 +20,8 @@ const (
 //   - RabbitMQ, Kafka, in-memory: the logical name.
 //   - NATS: streams and durables allow no dot; '.' becomes '~', which no logical name contains.
 //   - Redis: all keys of one topology share one hash tag, so that a script may touch them together on a cluster:
-//     "{orders}", "{orders}-hold-5s", and "{orders}:my-dead-orders" for a name that does not begin with the queue's.
+//     "{orders}", "{orders}-hold-5s", and "{orders}:my-dead-orders" for a name that does not begin with the queue's. The
+//     tag of a topology that reads another one's stream (source) is that stream's: "{orders}:audit-hold-5s".
 //   - SQS: only letters, digits, '-' and '_' are allowed; '_' becomes "__" and '.' becomes "_d". Queues of a
 //     sequenced topology are FIFO queues, whose names end in ".fifo".
 func (t Topology) Physical(kind Kind, name string) string {
@@ -28,10 +29,14 @@ func (t Topology) Physical(kind Kind, name string) string {
 	case NATS:
 		return strings.ReplaceAll(name, ".", "~")
 	case Redis:
-		if rest, ok := strings.CutPrefix(name, t.Queue); ok && (rest == "" || rest[0] == '-') {
-			return "{" + t.Queue + "}" + rest
+		tag := t.Source
+		if tag == "" {
+			tag = t.Queue
 		}
-		return "{" + t.Queue + "}:" + name
+		if rest, ok := strings.CutPrefix(name, tag); ok && (rest == "" || rest[0] == '-') {
+			return "{" + tag + "}" + rest
+		}
+		return "{" + tag + "}:" + name
 	case SQS:
 		n := sqsEscape.Replace(name)
 		if t.Sequenced != nil {

@@ -23,7 +23,7 @@ type BrokerSpec struct {
 	// +optional
 	NATS *NATSBroker `json:"nats,omitempty"`
 
-	// redis connects to Redis Streams. It takes effect with the Redis backend, which is not in this release.
+	// redis connects to Redis 7.0 or later, or Valkey 7.2 or later, and uses its streams.
 	// +optional
 	Redis *RedisBroker `json:"redis,omitempty"`
 

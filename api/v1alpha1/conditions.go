@@ -311,8 +311,7 @@ const (
 	// is ever written. The group is not served until retryStrategy is removed or InPlace.
 	ConditionRepublishOnExternal = "RepublishOnExternal"
 	// ConditionHandlerTimeoutsDiffer: handler timeouts of the groups on one Redis stream differ by more
-	// than a factor of two, so that one could reclaim what another is working on. Bring them closer. It
-	// takes effect with the Redis backend, which is not in this release.
+	// than a factor of two, so that one could reclaim what another is working on. Bring them closer.
 	ConditionHandlerTimeoutsDiffer = "HandlerTimeoutsDiffer"
 	// ConditionTimeoutAckLosesWork: handlerTimeoutOutcome is Ack, so a slow message is removed although
 	// its work may not be done. Allowed; a warning only.

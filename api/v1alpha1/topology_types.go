@@ -58,8 +58,7 @@ type TopologySpec struct {
 
 	// source is another topic or stream to read in place of the queue itself: several Topologies with
 	// one source each get every message, with hold and dead-letter queues of their own. Immutable. For
-	// Kafka, NATS and Redis; on RabbitMQ, where it is the reason BrokerKindMismatch, use rabbitmq.bindings. It takes effect with NATS
-	// and Kafka, and with the Redis backend, which is not in this release.
+	// Kafka, NATS and Redis; on RabbitMQ, where it is the reason BrokerKindMismatch, use rabbitmq.bindings.
 	// +optional
 	Source *Source `json:"source,omitempty"`
 

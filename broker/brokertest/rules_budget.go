@@ -122,7 +122,7 @@ func whatSpendsBudget(w *world) {
 			<-ctx.Done()
 		}
 		return runtime.Ack
-	}, with(runtime.HandlerTimeout(timeout)))
+	}, with(runtime.HandlerTimeout(timeout), runtime.HandlerTimeoutOutcome(runtime.Retry))) // some brokers leave it pending by default (H8)
 	r.publish("panic", "timeout")
 	c.called(4)
 	c.clean()

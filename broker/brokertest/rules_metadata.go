@@ -27,7 +27,7 @@ func handlerThatIgnoresItsContext(w *world) {
 			return runtime.Reject // too late: it must not become a dead letter
 		}
 		return runtime.Ack
-	}, with(runtime.HandlerTimeout(timeout), runtime.Concurrency(1)))
+	}, with(runtime.HandlerTimeout(timeout), runtime.HandlerTimeoutOutcome(runtime.Retry), runtime.Concurrency(1)))
 	var once sync.Once
 	free := func() { once.Do(func() { close(stuck) }) }
 	w.defers(free)

@@ -286,7 +286,8 @@ func (r *rig) holds(q topology.Queue, ready, inFlight int) {
 	})
 }
 
-// empty waits until nothing is left in any queue of the rig but its dead letters.
+// empty waits until nothing is left in any queue of the rig but its dead letters. It looks at all of them twice in a
+// row, because a message may go from one that was not looked at to one that was.
 func (r *rig) empty() {
 	r.t.Helper()
 	queues := []topology.Queue{r.main()}

@@ -1,16 +1,15 @@
 package kafka
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/topology"
 )
 
@@ -43,7 +42,7 @@ type saslJSON struct {
 // parseEndpoint reads {"bootstrapServers": ["host:port"], "sasl": {"mechanism": "SCRAM-SHA-512"}}.
 func parseEndpoint(raw json.RawMessage) (endpoint, error) {
 	var in endpointJSON
-	if err := strict(raw, &in); err != nil {
+	if err := broker.DecodeSection(raw, &in); err != nil {
 		return endpoint{}, fmt.Errorf("kafka endpoint: %w", err)
 	}
 	if len(in.BootstrapServers) == 0 {
@@ -90,7 +89,7 @@ func parseOptions(raw json.RawMessage) (options, error) {
 	if len(raw) == 0 {
 		return o, nil
 	}
-	if err := strict(raw, &o); err != nil {
+	if err := broker.DecodeSection(raw, &o); err != nil {
 		return options{}, &topology.FieldError{Field: "kafka", Problem: err.Error()}
 	}
 	bad := func(field, format string, args ...any) (options, error) {
@@ -108,20 +107,4 @@ func parseOptions(raw json.RawMessage) (options, error) {
 		}
 	}
 	return o, nil
-}
-
-// strict reads JSON and refuses fields that it does not know: a mistyped one would be ignored silently.
-func strict(raw json.RawMessage, into any) error {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		if errors.Is(err, io.EOF) {
-			return errors.New("is empty")
-		}
-		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("has something after its end")
-	}
-	return nil
 }

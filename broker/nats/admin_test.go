@@ -76,7 +76,7 @@ func differences(o broker.Observation) []string {
 
 // TestDeclare_WritesOnlyDifferences (nats-server#5526).
 func TestDeclare_WritesOnlyDifferences(t *testing.T) {
-	b := newBench(t)
+	b := newestBench(t)
 	writes := b.writes()
 	d := b.declare(orders(), "")
 	want := []string{
@@ -143,7 +143,7 @@ func TestDeclare_WritesOnlyDifferences(t *testing.T) {
 
 // TestDrift changes one thing behind the operator's back and lets Declare mend it.
 func TestDrift(t *testing.T) {
-	b := newBench(t)
+	b := newestBench(t)
 	d := b.declare(orders(), `{"replicas": 1}`)
 	b.publish(d, messages("m", 3)...)
 	stream := func(change func(*jetstream.StreamConfig)) func() {
@@ -295,7 +295,7 @@ func TestWarnings(t *testing.T) {
 }
 
 func TestServer(t *testing.T) {
-	b := newBench(t)
+	b := newestBench(t)
 	before, err := b.admin.Server(t.Context())
 	if err != nil || before.ID != "test/$G" || before.Version == "" || len(before.Warnings) > 0 {
 		t.Errorf("server %+v, %v", before, err)
@@ -377,7 +377,7 @@ func TestDepthsAndDelete(t *testing.T) {
 // TestParking: on servers without scheduled messages, and when such a server is upgraded.
 func TestParking(t *testing.T) {
 	t.Parallel()
-	s := startServer(t)
+	s := newestServer(t)
 	old := benchOn(t, s, mode{park: true})
 	d := old.declare(orders(), "")
 	if got := differences(old.observe(d)); len(got) > 0 {

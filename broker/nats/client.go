@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -167,11 +166,4 @@ func (c *client) Close(ctx context.Context) error {
 		all = append(all, err)
 	}
 	return errors.Join(all...)
-}
-
-func loggerOr(l, fallback *slog.Logger) *slog.Logger {
-	if l != nil {
-		return l
-	}
-	return fallback
 }

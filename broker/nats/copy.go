@@ -65,7 +65,6 @@ func copyHeaders(original natsgo.Header, in *broker.Settlement) natsgo.Header {
 		}
 	} else {
 		h[contentType] = []string{"application/json"}
-		h[header.Enveloped] = []string{"headers"}
 	}
 	values := make([]string, len(in.Stamp)) // one allocation for all of them
 	for i, f := range in.Stamp {

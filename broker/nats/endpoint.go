@@ -5,11 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/shove-dev/shove/broker"
 )
 
 // endpoint is a Broker's nats section, checked.
@@ -29,7 +30,7 @@ type endpointJSON struct {
 // parseEndpoint reads {"servers": ["nats://…"]}.
 func parseEndpoint(raw json.RawMessage) (endpoint, error) {
 	var in endpointJSON
-	if err := strict(raw, &in); err != nil {
+	if err := broker.DecodeSection(raw, &in); err != nil {
 		return endpoint{}, fmt.Errorf("nats endpoint: %w", err)
 	}
 	if len(in.Servers) == 0 {
@@ -113,7 +114,7 @@ const (
 func parseOptions(raw json.RawMessage) (options, error) {
 	var in optionsJSON
 	if len(bytes.TrimSpace(raw)) > 0 {
-		if err := strict(raw, &in); err != nil {
+		if err := broker.DecodeSection(raw, &in); err != nil {
 			return options{}, fmt.Errorf("nats options: %w", err)
 		}
 	}
@@ -138,20 +139,4 @@ func parseOptions(raw json.RawMessage) (options, error) {
 		o.ackWait = d
 	}
 	return o, nil
-}
-
-// strict decodes one JSON object and refuses what it does not know.
-func strict(raw json.RawMessage, into any) error {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		if errors.Is(err, io.EOF) {
-			return errors.New("is empty")
-		}
-		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("has something after its end")
-	}
-	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	natsgo "github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -35,6 +36,17 @@ type bench struct {
 func newBench(t testing.TB) *bench {
 	t.Helper()
 	return benchOn(t, startServer(t), mode{})
+}
+
+// newestServer is the one in this process, for what another version does in its own way.
+func newestServer(t testing.TB) *testServer {
+	t.Helper()
+	return startServer(t, func(*server.Options) {})
+}
+
+func newestBench(t testing.TB) *bench {
+	t.Helper()
+	return benchOn(t, newestServer(t), mode{})
 }
 
 func benchOn(t testing.TB, s *testServer, m mode) *bench {

@@ -22,24 +22,27 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 	}
 	r := round{sub: s, batch: batch}
 	r.claim()
-	var f *flight
+	var waves []wave
 	if r.copies > 0 {
 		s.reached(stepBeforeCopy)
-		f = r.send()
+		waves = r.send()
 		s.reached(stepCopied)
 	}
 	if r.returns > 0 {
 		r.handBack()
 	}
 	if r.plain > 0 {
-		r.acknowledge(isPlain)
+		r.acknowledge(r.all(isPlain))
 	}
-	if f != nil {
-		r.await(ctx, f)
+	for i, w := range waves {
+		r.await(ctx, w)
 		s.reached(stepBeforeAck)
-		r.acknowledge(func(k settle.Kind) bool { return k == settle.Hold || k == settle.Copy })
-		r.bury(ctx)
+		r.acknowledge(r.some(w.index, func(k settle.Kind) bool { return k == settle.Hold || k == settle.Copy }))
+		if i < len(waves)-1 {
+			s.topUp()
+		}
 	}
+	r.bury(ctx)
 	s.reached(stepAcked)
 	s.topUp()
 	if len(r.items) == 0 {
@@ -71,7 +74,38 @@ type round struct {
 	// skip marks what is out already; nil while nothing is.
 	skip                         []bool
 	plain, returns, copies, dead int
-	index                        []int // of the flight's messages in batch
+}
+
+// wave is a part of a round's copies. The originals of a part are acknowledged, and their places filled, while the
+// confirms of the next are on their way.
+type wave struct {
+	flight *flight
+	index  []int // of the flight's messages in the batch
+}
+
+// waveSize is what topUp finds worth a request with the default prefetch.
+const waveSize = 25
+
+// all lists the settlements of some kinds.
+func (r *round) all(of func(settle.Kind) bool) []int {
+	out := make([]int, 0, len(r.batch))
+	for i := range r.batch {
+		if !r.skipped(i) && of(r.batch[i].Action.Kind) {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+// some lists those of a list that are of some kinds and not out already.
+func (r *round) some(index []int, of func(settle.Kind) bool) []int {
+	out := index[:0]
+	for _, i := range index {
+		if !r.skipped(i) && of(r.batch[i].Action.Kind) {
+			out = append(out, i)
+		}
+	}
+	return out
 }
 
 // fail records that a delivery is not settled.
@@ -178,9 +212,8 @@ func (r *round) release(i int, err error) {
 	r.fail(i, err)
 }
 
-// unlink takes deliveries of some kinds out of the unsettled ones. Where the connection is lost they are not ours to
-// settle any more.
-func (r *round) unlink(of func(settle.Kind) bool) {
+// unlink takes deliveries out of the unsettled ones. Where the connection is lost they are not ours to settle any more.
+func (r *round) unlink(index []int) {
 	s := r.sub
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,10 +221,7 @@ func (r *round) unlink(of func(settle.Kind) bool) {
 	if s.closed && !s.conn.isDone() {
 		lost = nil // closed while this call is at work: what it claimed is still its own
 	}
-	for i := range r.batch {
-		if r.skipped(i) || !of(r.batch[i].Action.Kind) {
-			continue
-		}
+	for _, i := range index {
 		if lost != nil {
 			r.fail(i, lost)
 			continue
@@ -203,11 +233,12 @@ func (r *round) unlink(of func(settle.Kind) bool) {
 // handBack makes the server redeliver, now or after a delay. Either is counted as a delivery.
 func (r *round) handBack() {
 	s := r.sub
-	r.unlink(isReturn)
+	index := r.all(isReturn)
+	r.unlink(index)
 	now := time.Now()
-	for i := range r.batch {
+	for _, i := range index {
 		st := &r.batch[i]
-		if r.skipped(i) || !isReturn(st.Action.Kind) {
+		if r.skipped(i) {
 			continue
 		}
 		e := entryOf(st.Delivery)
@@ -229,12 +260,12 @@ func nakAfter(d time.Duration) []byte {
 	return append(strconv.AppendInt(out, int64(d), 10), '}')
 }
 
-// acknowledge acknowledges the deliveries of some kinds, without waiting for an answer.
-func (r *round) acknowledge(of func(settle.Kind) bool) {
+// acknowledge acknowledges deliveries, without waiting for an answer.
+func (r *round) acknowledge(index []int) {
 	s := r.sub
-	r.unlink(of)
-	for i := range r.batch {
-		if r.skipped(i) || !of(r.batch[i].Action.Kind) {
+	r.unlink(index)
+	for _, i := range index {
+		if r.skipped(i) {
 			continue
 		}
 		if err := s.conn.Publish(entryOf(r.batch[i].Delivery).msg.Reply, ack); err != nil {
@@ -253,12 +284,12 @@ func (s *subscription) gone(cause error) error {
 	return fmt.Errorf("%w: %w", broker.ErrLost, cause)
 }
 
-// send starts publishing the copies. A nil flight means that none could be started.
-func (r *round) send() *flight {
+// send starts publishing the copies.
+func (r *round) send() []wave {
 	s := r.sub
 	now := time.Now()
 	out := make([]outgoing, 0, r.copies)
-	r.index = make([]int, 0, r.copies)
+	index := make([]int, 0, r.copies)
 	for i := range r.batch {
 		if r.skipped(i) || !r.batch[i].Action.Kind.Copies() {
 			continue
@@ -272,19 +303,25 @@ func (r *round) send() *flight {
 			r.dead++
 		}
 		out = append(out, m)
-		r.index = append(r.index, i)
+		index = append(index, i)
 	}
-	if len(out) == 0 {
-		return nil
+	waves := make([]wave, 0, len(out)/waveSize+1)
+	for len(out) > 0 {
+		n := waveSize
+		if len(out) < 2*waveSize { // no small one at the end
+			n = len(out)
+		}
+		waves = append(waves, wave{s.conn.flights.send(out[:n:n]), index[:n:n]})
+		out, index = out[n:], index[n:]
 	}
-	return s.conn.flights.send(out)
+	return waves
 }
 
 // await waits for the copies' confirms. What is not known to be stored stays unsettled.
-func (r *round) await(ctx context.Context, f *flight) {
-	for j, err := range f.wait(ctx) {
+func (r *round) await(ctx context.Context, w wave) {
+	for j, err := range w.flight.wait(ctx) {
 		if err != nil {
-			r.release(r.index[j], fmt.Errorf("copy to subject %q: %w", f.messages[j].subject, err))
+			r.release(w.index[j], fmt.Errorf("copy to subject %q: %w", w.flight.messages[j].subject, err))
 		}
 	}
 }
@@ -296,12 +333,12 @@ func (r *round) bury(ctx context.Context) {
 		return
 	}
 	s := r.sub
-	isDead := func(k settle.Kind) bool { return k == settle.DeadLetter }
-	r.unlink(isDead)
-	acks := make([]outgoing, 0, r.dead)
-	index := make([]int, 0, r.dead)
-	for i := range r.batch {
-		if !r.skipped(i) && isDead(r.batch[i].Action.Kind) {
+	dead := r.all(func(k settle.Kind) bool { return k == settle.DeadLetter })
+	r.unlink(dead)
+	acks := make([]outgoing, 0, len(dead))
+	index := make([]int, 0, len(dead))
+	for _, i := range dead {
+		if !r.skipped(i) {
 			acks = append(acks, outgoing{subject: entryOf(r.batch[i].Delivery).msg.Reply, data: ack})
 			index = append(index, i)
 		}

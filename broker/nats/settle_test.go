@@ -25,7 +25,7 @@ func holdFor(tier int, retries uint32) settle.Action {
 
 func TestB4_HeldMessage(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newestBench(t)
 	d := b.declare(orders(), "")
 	s := b.subscribe(d, 4)
 	b.put("orders", natsgo.Header{"Nats-Foreign": {"x"}, "tenant": {"a", "b"}}, "m")

@@ -1,6 +1,7 @@
 package nats
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,7 +64,7 @@ type subscription struct {
 func newSubscription(c *client, cn *conn, p plan, in broker.Subscribe) *subscription {
 	s := &subscription{
 		client: c, conn: cn, plan: p, role: in.Role, queue: p.topology.Queue, prefetch: max(in.Prefetch, 1), concurrency: max(in.Concurrency, 1),
-		lease: in.Lease, inPlace: in.InPlace || p.topology.External, logger: loggerOr(in.Logger, c.dialer.logger),
+		lease: in.Lease, inPlace: in.InPlace || p.topology.External, logger: cmp.Or(in.Logger, c.dialer.logger),
 		arrived: make(chan struct{}, 1), stopped: make(chan struct{}), ended: make(chan struct{}),
 	}
 	if in.Role == broker.ReadDeadLetter {

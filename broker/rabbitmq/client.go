@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -151,11 +150,4 @@ func (c *client) Close(ctx context.Context) error {
 		x.abandon()
 	}
 	return errors.Join(c.publish.close(ctx), c.consume.close(ctx))
-}
-
-func loggerOr(l, fallback *slog.Logger) *slog.Logger {
-	if l != nil {
-		return l
-	}
-	return fallback
 }

@@ -5,12 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/url"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/shove-dev/shove/broker"
 )
 
 // defaultConsumerTimeout is the server's own default of consumer_timeout since RabbitMQ 3.8.17.
@@ -50,7 +51,7 @@ type managementJSON struct {
 // parseEndpoint reads {"url": …, "management": {"url": …}, "consumerTimeout": "30m"}.
 func parseEndpoint(raw json.RawMessage) (endpoint, error) {
 	var in endpointJSON
-	if err := strict(raw, &in); err != nil {
+	if err := broker.DecodeSection(raw, &in); err != nil {
 		return endpoint{}, fmt.Errorf("rabbitmq endpoint: %w", err)
 	}
 	e, err := parseURL(in.URL)
@@ -167,7 +168,7 @@ type binding struct {
 func parseOptions(raw json.RawMessage) (options, error) {
 	var o options
 	if len(bytes.TrimSpace(raw)) > 0 {
-		if err := strict(raw, &o); err != nil {
+		if err := broker.DecodeSection(raw, &o); err != nil {
 			return options{}, fmt.Errorf("rabbitmq options: %w", err)
 		}
 	}
@@ -193,20 +194,4 @@ func parseOptions(raw json.RawMessage) (options, error) {
 		seen[b] = true
 	}
 	return o, nil
-}
-
-// strict decodes one JSON object and refuses what it does not know.
-func strict(raw json.RawMessage, into any) error {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		if errors.Is(err, io.EOF) {
-			return errors.New("is empty")
-		}
-		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("has something after its end")
-	}
-	return nil
 }

@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -80,7 +81,7 @@ func newSubscription(c *client, cn *conn, ch *amqp.Channel, queue string, in bro
 			quorum:     in.Role == broker.ReadDeadLetter || o.QueueType == quorumQueue,
 			deadLetter: in.Role == broker.ReadDeadLetter,
 		},
-		logger:  loggerOr(in.Logger, c.dialer.logger),
+		logger:  cmp.Or(in.Logger, c.dialer.logger),
 		closes:  ch.NotifyClose(make(chan *amqp.Error, 1)),
 		cancels: ch.NotifyCancel(make(chan string, 1)), // at most one comes: there is one consumer
 		copies:  newConfirmers(c.publish),

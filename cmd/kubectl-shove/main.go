@@ -13,10 +13,11 @@ import (
 	"github.com/shove-dev/shove/broker/kafka"
 	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
+	"github.com/shove-dev/shove/broker/redis"
 )
 
 // drivers are the brokers that this release knows.
-var drivers = []broker.Driver{rabbitmq.Driver, nats.Driver, kafka.Driver}
+var drivers = []broker.Driver{rabbitmq.Driver, nats.Driver, redis.Driver, kafka.Driver}
 
 // version is set by the linker in releases.
 var version = ""

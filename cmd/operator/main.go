@@ -18,6 +18,7 @@ import (
 	"github.com/shove-dev/shove/broker/kafka"
 	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
+	"github.com/shove-dev/shove/broker/redis"
 	"github.com/shove-dev/shove/controllers"
 )
 
@@ -25,7 +26,7 @@ import (
 var version = "unknown"
 
 // drivers are the brokers that the operator knows.
-var drivers = []broker.Driver{rabbitmq.Driver, nats.Driver, kafka.Driver}
+var drivers = []broker.Driver{rabbitmq.Driver, nats.Driver, redis.Driver, kafka.Driver}
 
 func main() {
 	opts := defaults()

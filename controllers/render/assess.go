@@ -149,7 +149,8 @@ func (c *Consumer) resolveOptions(add func(*Finding)) {
 	c.Options = own
 	traits := config.Traits{External: c.Topology.Spec.External}
 	if c.Driver.Capabilities != nil {
-		traits.CrashLimitDefault = c.Driver.Capabilities(c.Declaration.Options).CrashLimitDefault
+		caps := c.Driver.Capabilities(c.Declaration.Options)
+		traits.CrashLimitDefault, traits.TimeoutLeavesPending = caps.CrashLimitDefault, caps.TimeoutLeavesPending
 	}
 	if f := republishOnExternal(traits.External, own, defaults, c.Broker.Name); f != nil {
 		add(f)
@@ -213,6 +214,34 @@ func (c *Consumer) leaseLimit() *Finding {
 	return &Finding{Condition: v1alpha1.ConditionHandlerTimeoutAboveBrokerLimit, Reason: v1alpha1.ConditionHandlerTimeoutAboveBrokerLimit,
 		Message: fmt.Sprintf("%s and the broker takes a message back that is not settled within %s: use at most %s, or raise the limit on the server and in the Broker",
 			have, duration(limit), duration(limit-leaseMargin))}
+}
+
+// TimeoutsDiffer finds handler timeouts of the groups of one Topology that are further apart than a factor of two, on a
+// broker where a message that was not renewed for two of them goes to another consumer (H10).
+func TimeoutsDiffer(c *Consumer, beside []*Consumer) *Finding {
+	if !c.Resolved() || c.Driver.Capabilities == nil || !c.Driver.Capabilities(c.Declaration.Options).TimeoutLeavesPending {
+		return nil
+	}
+	for _, o := range beside {
+		if !o.Resolved() || o.Group.UID == c.Group.UID || o.Topology.UID != c.Topology.UID {
+			continue
+		}
+		mine, theirs := c.Effective.HandlerTimeout, o.Effective.HandlerTimeout
+		if mine == theirs || mine > 0 && theirs > 0 && mine <= 2*theirs && theirs <= 2*mine {
+			continue
+		}
+		return &Finding{Condition: v1alpha1.ConditionHandlerTimeoutsDiffer, Reason: v1alpha1.ConditionHandlerTimeoutsDiffer,
+			Message: fmt.Sprintf("handlerTimeout is %s here and %s in ConsumerGroup %q, which reads the same stream: bring them within a factor of two, so that neither takes away what the other is still working on",
+				timeoutText(mine), timeoutText(theirs), o.Group.Name)}
+	}
+	return nil
+}
+
+func timeoutText(d time.Duration) string {
+	if d <= 0 {
+		return "off"
+	}
+	return duration(d)
 }
 
 // Publisher is one entry of a Topology's publishers.

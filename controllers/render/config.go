@@ -111,8 +111,8 @@ func brokerEntry(c Connection, f Facts) (config.Broker, error) {
 	if f.ClientCert {
 		t.CertFile, t.KeyFile = file(KeyTLSCert), file(KeyTLSKey)
 	}
-	// RabbitMQ's URL says whether there is TLS; Kafka's addresses do not, so that tls: {} does.
-	if t != (config.TLS{}) || c.Link.Kind == topology.Kafka && c.Link.Broker.Spec.TLS != nil {
+	// A URL says whether there is TLS; addresses of Kafka and Redis do not, so that tls: {} does.
+	if bare := c.Link.Kind == topology.Kafka || c.Link.Kind == topology.Redis; t != (config.TLS{}) || bare && c.Link.Broker.Spec.TLS != nil {
 		b.TLS = &t
 	}
 	return b, nil

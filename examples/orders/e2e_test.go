@@ -26,10 +26,12 @@ import (
 	"github.com/shove-dev/shove/broker/kafka"
 	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
+	"github.com/shove-dev/shove/broker/redis"
 	"github.com/shove-dev/shove/controllers/render"
 	"github.com/shove-dev/shove/internal/testenv"
 	"github.com/shove-dev/shove/internal/testenv/kafkaserver"
 	"github.com/shove-dev/shove/internal/testenv/natsserver"
+	"github.com/shove-dev/shove/internal/testenv/redisserver"
 	"github.com/shove-dev/shove/runtime/config"
 )
 
@@ -90,6 +92,17 @@ func TestOrdersOnKafka(t *testing.T) {
 	runOrders(t, kafka.Driver, filepath.Join("brokers", "kafka.yaml"), admin, app, func(b *v1alpha1.BrokerSpec) {
 		b.Kafka.BootstrapServers = []v1alpha1.HostPort{v1alpha1.HostPort(srv.Addr(kafkaserver.SASL))}
 	})
+}
+
+// TestOrdersOnRedis changes the Broker, and nothing else. The users have the rules of docs/brokers/redis.md, and no more.
+func TestOrdersOnRedis(t *testing.T) {
+	admin, app := broker.Credentials{Username: "shove-operator", Password: "admin"}, broker.Credentials{Username: "shop-orders", Password: "app"}
+	srv := testenv.StartRedis(t, redisserver.Options{Config: []string{
+		"user default off",
+		"user shove-operator on >admin ~* resetchannels -@all +@read +@write +@connection +eval +evalsha +time +info +command|info",
+		"user shop-orders on >app ~{orders}* resetchannels -@all +@read +@write +@connection +eval +evalsha +time +command|info",
+	}})
+	runOrders(t, redis.Driver, filepath.Join("brokers", "redis.yaml"), admin, app, func(s *v1alpha1.BrokerSpec) { s.Redis.Addresses = []v1alpha1.HostPort{v1alpha1.HostPort(srv.Addr())} })
 }
 
 // runOrders runs both programs as processes of their own, with the files that the operator would render from the

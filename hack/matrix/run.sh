@@ -13,31 +13,10 @@ set -euo pipefail
 [ -n "${MATRIX_NAMESPACE:-}" ] || [ "$(id -u)" != 0 ] || exec env MATRIX_NAMESPACE=1 unshare --mount "$0" "$@"
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 mkdir -p .cache
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/shove/roots
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/shove
 versions=${VERSIONS:-3.10 4.0 4.3}
-mounts=()
-
-[ "$(id -u)" = 0 ] || { echo "matrix: needs root, for chroot and mount" >&2; exit 1; }
-
-unmount() { for m in "${mounts[@]}"; do umount -l "$m" 2>/dev/null || true; done; }
-trap unmount EXIT
-trap 'exit 130' INT TERM
-
-# root SUITE prints a folder with that suite's RabbitMQ, with /proc and /dev in it.
-root() {
-  local suite=$1 dir=$cache/$1
-  if [ ! -x "$dir/usr/lib/rabbitmq/bin/rabbitmq-server" ]; then
-    command -v debootstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq debootstrap >/dev/null; }
-    echo "matrix: making a root folder of $suite" >&2
-    rm -rf "$dir.new"
-    mkdir -p "$cache"
-    debootstrap --variant=minbase --include=rabbitmq-server "$suite" "$dir.new" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"} \
-      >"$cache/$suite.log" 2>&1 || { tail -20 "$cache/$suite.log" >&2; return 1; }
-    grep -qs localhost "$dir.new/etc/hosts" || echo "127.0.0.1 localhost" >>"$dir.new/etc/hosts"
-    mv "$dir.new" "$dir"
-  fi
-  echo "$dir"
-}
+# shellcheck source=hack/matrix/roots.sh
+source hack/matrix/roots.sh
 
 go build -o .cache/servers ./hack/servers
 go build -o .cache/testlog ./hack/testlog
@@ -46,14 +25,12 @@ failed=()
 for version in $versions; do
   case $version in
     3.10) dir= ;;
-    4.0) dir=$(root trixie) ;;
-    4.3) dir=$(root sid) ;;
+    4.0) dir=$(root trixie rabbitmq-server) ;;
+    4.3) dir=$(root sid rabbitmq-server) ;;
     *) echo "matrix: unknown version $version" >&2; exit 2 ;;
   esac
   if [ -n "$dir" ]; then
-    for m in proc dev; do
-      mountpoint -q "$dir/$m" || { mount --rbind "/$m" "$dir/$m" && mount --make-rslave "$dir/$m" && mounts+=("$dir/$m"); }
-    done
+    mount_into "$dir"
     real=$(chroot "$dir" dpkg-query -W -f '${Version}' rabbitmq-server)
   else
     real=$(dpkg-query -W -f '${Version}' rabbitmq-server)

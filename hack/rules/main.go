@@ -111,6 +111,8 @@ func row(r rule, tests []result) []cell {
 		switch {
 		case r.later != "", r.only != nil && !slices.Contains(r.only, b.name):
 			cells = append(cells, comesOne)
+		case r.own == b.name:
+			cells = append(cells, judge(named(r.id, tests, func(t result) bool { return covers([]string{b.pkg}, t.pkg) })))
 		case !slices.Contains(r.scopes, backend), slices.Contains(r.not, b.name):
 			cells = append(cells, notHere)
 		default:

@@ -1,10 +1,10 @@
 // Command servers starts what tests need, runs a command with it, and takes it down again, also when the command
 // fails or is interrupted:
 //
-//	servers [-rabbitmq] [-kafka] command [argument …]
+//	servers [-rabbitmq] [-redis] [-kafka] command [argument …]
 //
-// The command gets SHOVE_TEST_RABBITMQ_URL and SHOVE_TEST_RABBITMQ_MANAGEMENT_URL, or SHOVE_TEST_KAFKA_SERVERS. Where
-// they are set already nothing is started. A server that is missing on the machine is said and left out: the tests decide what that means.
+// The command gets SHOVE_TEST_RABBITMQ_URL and SHOVE_TEST_RABBITMQ_MANAGEMENT_URL, and SHOVE_TEST_REDIS_URL. Where they
+// are set already nothing is started. A server that is missing on the machine is said and left out: the tests decide what that means.
 package main
 
 import (
@@ -21,17 +21,19 @@ import (
 	"github.com/shove-dev/shove/internal/testenv"
 	"github.com/shove-dev/shove/internal/testenv/kafkaserver"
 	"github.com/shove-dev/shove/internal/testenv/rabbitserver"
+	"github.com/shove-dev/shove/internal/testenv/redisserver"
 )
 
 func main() {
 	rabbitmq := flag.Bool("rabbitmq", false, "start a RabbitMQ server")
+	redis := flag.Bool("redis", false, "start a Redis server")
 	kafka := flag.Bool("kafka", false, "start a Kafka broker")
 	flag.Parse()
 	if flag.NArg() == 0 {
-		fmt.Fprintln(os.Stderr, "usage: servers [-rabbitmq] [-kafka] command [argument …]")
+		fmt.Fprintln(os.Stderr, "usage: servers [-rabbitmq] [-redis] [-kafka] command [argument …]")
 		os.Exit(2)
 	}
-	code, err := run(*rabbitmq, *kafka, flag.Args())
+	code, err := run(*rabbitmq, *redis, *kafka, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "servers:", err)
 		code = max(code, 1)
@@ -39,7 +41,7 @@ func main() {
 	os.Exit(code)
 }
 
-func run(rabbitmq, kafka bool, command []string) (code int, err error) {
+func run(rabbitmq, redis, kafka bool, command []string) (code int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	env := os.Environ()
@@ -53,6 +55,18 @@ func run(rabbitmq, kafka bool, command []string) (code int, err error) {
 		default:
 			defer func() { err = errors.Join(err, server.Close()) }()
 			env = append(env, testenv.RabbitMQURLVar+"="+server.URL(), testenv.RabbitMQManagementURLVar+"="+server.ManagementURL())
+		}
+	}
+	if redis && os.Getenv(testenv.RedisURLVar) == "" {
+		server, startErr := startRedis(ctx)
+		switch {
+		case errors.Is(startErr, redisserver.ErrNotAvailable):
+			fmt.Fprintln(os.Stderr, "servers:", startErr)
+		case startErr != nil:
+			return 1, startErr
+		default:
+			defer func() { err = errors.Join(err, server.Close()) }()
+			env = append(env, testenv.RedisURLVar+"="+server.URL())
 		}
 	}
 	if kafka && os.Getenv(testenv.KafkaServersVar) == "" {
@@ -87,6 +101,16 @@ func startRabbitMQ(ctx context.Context) (*rabbitserver.Server, error) {
 		return nil, err
 	}
 	fmt.Fprintf(os.Stderr, "servers: RabbitMQ listens on %s (started in %v)\n", server.Addr(), time.Since(started).Round(100*time.Millisecond))
+	return server, nil
+}
+
+// startRedis starts a server that writes its append-only file as most do.
+func startRedis(ctx context.Context) (*redisserver.Server, error) {
+	server, err := redisserver.Start(ctx, redisserver.Options{Config: []string{"appendfsync everysec"}})
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(os.Stderr, "servers: Redis listens on %s\n", server.Addr())
 	return server, nil
 }
 

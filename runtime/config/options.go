@@ -96,6 +96,9 @@ type Traits struct {
 	External bool
 	// CrashLimitDefault is the broker's capability of that name.
 	CrashLimitDefault bool
+	// TimeoutLeavesPending is the broker's capability of that name. A timeout that is left pending counts as another
+	// delivery, so that there is no crash limit then unless one is set (C10).
+	TimeoutLeavesPending bool
 }
 
 // Resolve takes every option from the first layer that sets it, else from the defaults (H2, T), and validates the
@@ -127,6 +130,9 @@ func Resolve(traits Traits, layers ...Layer) (Effective, error) {
 		pick(set, "deferLimit", &e.DeferLimit, o.DeferLimit)
 		pick(set, "crashLimit", &e.CrashLimit, o.CrashLimit)
 		pick(set, "exactlyOnce", &e.ExactlyOnce, o.ExactlyOnce)
+	}
+	if _, set := e.From["crashLimit"]; !set && traits.TimeoutLeavesPending && outcome == "" {
+		e.CrashLimit = 0
 	}
 	for _, name := range optionNames {
 		if _, ok := e.From[name]; !ok {

@@ -14,12 +14,16 @@ const (
 	Panic   settle.Reason = "panic"
 )
 
+// Lost is the reason of Failed and Discarded for messages that somebody removed from the broker before they were
+// settled.
+const Lost settle.Reason = "lost"
+
 // DefaultGroup is the group label of a consumer without a group.
 const DefaultGroup = "default"
 
 // reasons are the values of the reason label; everything else counts as the last one, so that the label stays bounded.
 var reasons = [...]settle.Reason{settle.Rejected, settle.MaxRetriesExceeded, settle.Expired, settle.Deserialize, settle.Oversize,
-	settle.CrashLoop, settle.DeferLimitExceeded, settle.SequenceFailed, Timeout, Panic, "other"}
+	settle.CrashLoop, settle.DeferLimitExceeded, settle.SequenceFailed, Timeout, Panic, Lost, "other"}
 
 func reasonIndex(r settle.Reason) int {
 	for i, known := range reasons {
@@ -41,7 +45,7 @@ const (
 
 var outcomeLabels = [outcomes]string{"ack", "retry", "reject", "defer"}
 
-// outcomeIndex is -1 for a message that is given back: it has no outcome.
+// outcomeIndex is -1 for a message that is given back or stays pending: it has no outcome.
 func outcomeIndex(v settle.Verdict) int {
 	switch v {
 	case settle.VerdictAck:
@@ -50,7 +54,7 @@ func outcomeIndex(v settle.Verdict) int {
 		return reject
 	case settle.VerdictDefer, settle.VerdictEarly:
 		return deferred
-	case settle.VerdictRelease:
+	case settle.VerdictRelease, settle.VerdictPending:
 		return -1
 	default: // an unset verdict is decided as a retry
 		return retry

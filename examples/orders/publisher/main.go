@@ -15,6 +15,7 @@ import (
 	"github.com/shove-dev/shove/broker/kafka"
 	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
+	"github.com/shove-dev/shove/broker/redis"
 	"github.com/shove-dev/shove/examples/orders/order"
 	"github.com/shove-dev/shove/runtime"
 )
@@ -37,7 +38,7 @@ func run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	r, err := runtime.New(runtime.Drivers(rabbitmq.Driver, nats.Driver, kafka.Driver), runtime.Logger(log))
+	r, err := runtime.New(runtime.Drivers(rabbitmq.Driver, nats.Driver, redis.Driver, kafka.Driver), runtime.Logger(log))
 	if err != nil {
 		return err
 	}

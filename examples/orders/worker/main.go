@@ -14,6 +14,7 @@ import (
 	"github.com/shove-dev/shove/broker/kafka"
 	"github.com/shove-dev/shove/broker/nats"
 	"github.com/shove-dev/shove/broker/rabbitmq"
+	"github.com/shove-dev/shove/broker/redis"
 	"github.com/shove-dev/shove/examples/orders/order"
 	"github.com/shove-dev/shove/runtime"
 )
@@ -21,7 +22,7 @@ import (
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, nil))
 	os.Exit(runtime.Main(
-		runtime.Drivers(rabbitmq.Driver, nats.Driver, kafka.Driver),
+		runtime.Drivers(rabbitmq.Driver, nats.Driver, redis.Driver, kafka.Driver),
 		runtime.Logger(log),
 		runtime.Handle[order.Order](order.Topology, &shop{log: log, stock: &stock{}}),
 	))
