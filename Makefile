@@ -19,12 +19,13 @@ export CACHE TOOLS
 export GOLANGCI_LINT_CACHE := $(CURDIR)/.cache/golangci-lint
 export PATH := $(TOOLS):$(PATH)
 
-# What can be given: PKG (packages to test), RUN (a pattern for tests), COUNT, DURATION and CLUSTER (of the demo).
+# What can be given: PKG (packages to test), RUN (a pattern for tests), COUNT, DURATION, BROKER and CLUSTER (of the demo).
 PKG      ?= ./...
 RUN      ?=
 COUNT    ?=
 DURATION ?=
 CLUSTER  ?=
+BROKER   ?=
 
 ##@ General
 
@@ -35,8 +36,8 @@ help: ## Show this help
 ##@ Try it
 
 .PHONY: demo
-demo: ## Run the whole system with a live view; DURATION=60s ends it by itself, CLUSTER=1 uses your kubeconfig
-	@DURATION='$(DURATION)' CLUSTER='$(CLUSTER)' hack/demo/run.sh
+demo: ## Run the whole system with a live view; DURATION=60s ends it by itself, BROKER=rabbitmq and CLUSTER=1 take yours
+	@DURATION='$(DURATION)' CLUSTER='$(CLUSTER)' BROKER='$(BROKER)' hack/demo/run.sh
 
 ##@ Build
 
@@ -46,7 +47,7 @@ build: ## Build bin/shove-operator and bin/kubectl-shove, static
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/kubectl-shove ./cmd/kubectl-shove
 
 .PHONY: generate
-generate: $(CONTROLLER_GEN) ## Generate deep copies, CRDs, RBAC and the chart's copy of the CRDs
+generate: $(CONTROLLER_GEN) ## Generate deep copies, CRDs, RBAC, the chart's copies, and the table of what brokers can do
 	@hack/generate.sh
 
 .PHONY: fmt

@@ -48,7 +48,7 @@ func compare(couples int, only string) error {
 		r.print(os.Stdout)
 		failed = failed || !r.ok()
 	}
-	for _, c := range []held{natsHeld()} {
+	for _, c := range []held{natsHeld(), redisHeld()} {
 		if !strings.Contains(c.name, only) {
 			continue
 		}

@@ -251,3 +251,14 @@ func redisPairs() []lazyPair {
 	}
 	return slices.Clip(all)
 }
+
+// redisHeld is late by what consumers wait between two looks for due messages, which is at most 100 ms.
+func redisHeld() held {
+	return held{name: "redis, 100,000 held", p99: 120 * time.Millisecond, make: func() (setup, error) {
+		r, err := newOnRedis(500, 0, heldFor)
+		if err != nil {
+			return setup{}, err
+		}
+		return r.setup, nil
+	}}
+}

@@ -218,7 +218,7 @@ func createBroker(t *testing.T, c client.Client, vhost testenv.RabbitMQVhost) {
 	password, _ := user.Password()
 	for _, obj := range []client.Object{
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "rabbit-admin"}, StringData: map[string]string{"username": user.Username(), "password": password}},
-		&v1alpha1.Broker{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "rabbit"}, Spec: v1alpha1.BrokerSpec{
+		&v1alpha1.Broker{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop"}, Spec: v1alpha1.BrokerSpec{
 			RabbitMQ:    &v1alpha1.RabbitMQBroker{URL: amqp, Management: &v1alpha1.RabbitMQManagement{URL: management}},
 			Credentials: &v1alpha1.CredentialsSource{SecretRef: v1alpha1.SecretReference{Name: "rabbit-admin"}},
 		}},
@@ -234,7 +234,7 @@ func theThree() []client.Object {
 	return []client.Object{
 		&v1alpha1.ConsumerGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "orders-worker"}},
 		&v1alpha1.Topology{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "orders"}},
-		&v1alpha1.Broker{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "rabbit"}},
+		&v1alpha1.Broker{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop"}},
 	}
 }
 

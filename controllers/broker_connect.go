@@ -55,7 +55,12 @@ func (r *brokerReconciler) connect(ctx context.Context, s *brokerScope) error {
 		s.fail(stalled, v1alpha1.ReasonBackendNotAvailable, fmt.Sprintf("this release has no backend for brokers of kind %s", s.status.Kind))
 		return nil
 	}
-	endpoint, err := render.Endpoint(b)
+	if b.Spec.Embedded != nil {
+		if up, err := r.embed(ctx, s); err != nil || !up {
+			return err
+		}
+	}
+	endpoint, err := r.endpoint(b)
 	if err == nil && driver.LeaseLimit != nil {
 		_, err = driver.LeaseLimit(endpoint) // what reads the endpoint without a connection
 	}
@@ -85,6 +90,14 @@ func (r *brokerReconciler) connect(ctx context.Context, s *brokerScope) error {
 	s.status.SecretHash = a.hash
 	s.after = jitter(probeInterval)
 	return nil
+}
+
+// endpoint is where the operator connects to.
+func (r *brokerReconciler) endpoint(b *v1alpha1.Broker) (json.RawMessage, error) {
+	if b.Spec.Embedded != nil {
+		return json.Marshal(v1alpha1.NATSBroker{Servers: r.embedded.servers(b)})
+	}
+	return render.Endpoint(b)
 }
 
 // open returns the Broker's entry, with a new connection where what it depends on has changed.
@@ -186,6 +199,9 @@ func (s *brokerScope) fail(p progress, reason, message string) {
 func (r *brokerReconciler) refused(s *brokerScope, err error) {
 	p, reason := refusal(err)
 	text := plain(err)
+	if s.broker.Spec.Embedded != nil && reason == v1alpha1.ReasonAuthenticationFailed {
+		p = working // its server takes over changed users when kubelet has brought it their file
+	}
 	switch reason {
 	case v1alpha1.ReasonAuthenticationFailed:
 		text = "the broker refused the credentials: correct the Secret that spec.credentials names, or the user on the server: " + text

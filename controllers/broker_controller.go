@@ -95,7 +95,9 @@ func (r *brokerReconciler) write(ctx context.Context, s *brokerScope) error {
 		r.written.record(s.broker, version)
 		log.FromContext(ctx).V(1).Info("Wrote status")
 	}
-	s.notes = append(s.notes, transitions(old, s.conds.list, []string{v1alpha1.ConditionServerWarning, v1alpha1.ConditionInUse})...)
+	s.notes = append(s.notes, transitions(old, s.conds.list, []string{
+		v1alpha1.ConditionServerWarning, v1alpha1.ConditionInUse, v1alpha1.ConditionSingleReplica, v1alpha1.ConditionUpdateAvailable, v1alpha1.ConditionVolumeDiffers,
+	})...)
 	send(r.events, s.broker, s.notes)
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -35,6 +36,7 @@ import (
 
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/broker"
+	"github.com/shove-dev/shove/controllers/render"
 	"github.com/shove-dev/shove/topology"
 )
 
@@ -49,6 +51,12 @@ type Options struct {
 	Concurrency int
 	// AgentImage is the sidecar's image where a ConsumerGroup names none. Empty: it must.
 	AgentImage string
+	// EmbeddedImage is the image that runs the servers of Brokers with spec.embedded: the operator's own. Empty: none
+	// is made.
+	EmbeddedImage string
+	// EmbeddedServers is where the operator finds such a server. Defaults to the address of its Service, which only
+	// works inside of the cluster.
+	EmbeddedServers func(*v1alpha1.Broker) []v1alpha1.NATSServer
 	// PodReporter asks a pod which configuration it runs. Defaults to its own /status.
 	PodReporter func(context.Context, *corev1.Pod) (PodReport, error)
 	// Clock defaults to the real one.
@@ -60,6 +68,11 @@ type Options struct {
 func (o Options) withDefaults() Options {
 	if o.Concurrency <= 0 {
 		o.Concurrency = 256
+	}
+	if o.EmbeddedServers == nil {
+		o.EmbeddedServers = func(b *v1alpha1.Broker) []v1alpha1.NATSServer {
+			return []v1alpha1.NATSServer{render.EmbeddedAddress(b)}
+		}
 	}
 	if o.PodReporter == nil {
 		o.PodReporter = httpReport
@@ -91,6 +104,13 @@ type deps struct {
 	groups     *enqueuer
 	publishers *enqueuer
 	outcomes   *outcomes
+	embedded   embeddedOptions
+}
+
+// embeddedOptions are of Options.
+type embeddedOptions struct {
+	image   string
+	servers func(*v1alpha1.Broker) []v1alpha1.NATSServer
 }
 
 // watches says whether the operator may see objects of a namespace.
@@ -140,6 +160,7 @@ func newDeps(mgr ctrl.Manager, o Options) (*deps, error) {
 		drivers: map[topology.Kind]broker.Driver{}, namespaced: o.Namespaces, metrics: m, started: o.Clock.Now(),
 		namespaces: &namespaceLabels{live: mgr.GetAPIReader(), now: o.Clock.Now},
 		brokers:    &enqueuer{}, topologies: &enqueuer{}, groups: &enqueuer{}, publishers: &enqueuer{}, outcomes: newOutcomes(),
+		embedded: embeddedOptions{o.EmbeddedImage, o.EmbeddedServers},
 	}
 	for _, drv := range o.Drivers {
 		d.drivers[drv.Kind] = drv
@@ -220,7 +241,9 @@ func setupBroker(mgr ctrl.Manager, d *deps, _ Options) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("broker").
 		For(&v1alpha1.Broker{}, builder.WithPredicates(specOrDeletion())).
+		Watches(&v1alpha1.Broker{}, d.volumeLeftEvents()).
 		Watches(&v1alpha1.Topology{}, d.dependentEvents()).
+		WatchesMetadata(&appsv1.StatefulSet{}, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), &v1alpha1.Broker{}, handler.OnlyControllerOwner())).
 		WatchesMetadata(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(d.brokersOfSecret)).
 		WatchesRawSource(source.Func(d.brokers.start)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4, RateLimiter: rateLimiter()}).

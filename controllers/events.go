@@ -24,6 +24,10 @@ const (
 	EventQueuesLeft = "QueuesLeftBehind"
 	// EventDependentsLeft: a Broker goes although Topologies refer to it.
 	EventDependentsLeft = "DependentsLeftBehind"
+	// EventVolumeLeft: a Broker with spec.embedded is gone and the volume of its server stays; the note names it.
+	EventVolumeLeft = "VolumeLeftBehind"
+	// EventVolumeGrown: the claim of an embedded broker's volume was made larger.
+	EventVolumeGrown = "VolumeGrown"
 	// EventCredentialsRotated: a new connection was made with a changed Secret.
 	EventCredentialsRotated = "CredentialsRotated"
 )

@@ -53,7 +53,16 @@ func setupIndexes(ctx context.Context, idx client.FieldIndexer) error {
 // brokerSecretKeys are the Secrets that a change of which concerns the operator's connection.
 func brokerSecretKeys(b *v1alpha1.Broker) []string {
 	var keys []string
-	for _, name := range operatorSecrets(b) {
+	names := operatorSecrets(b)
+	if b.Spec.Embedded != nil { // its server has to know these users
+		for _, c := range []*v1alpha1.CredentialsSource{b.Spec.Credentials, b.Spec.WorkloadCredentials} {
+			if c != nil {
+				names = append(names, c.SecretRef.Name)
+			}
+		}
+		names = append(names, render.EmbeddedName(b))
+	}
+	for _, name := range names {
 		keys = append(keys, types.NamespacedName{Namespace: b.Namespace, Name: name}.String())
 	}
 	return slices.Compact(slices.Sorted(slices.Values(keys)))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/broker"
+	"github.com/shove-dev/shove/controllers/render"
 )
 
 // Keys of Secrets. They are a fixed contract.
@@ -50,7 +51,7 @@ func readSecret(ctx context.Context, live client.Reader, key types.NamespacedNam
 // operatorSecrets are the names of the Secrets that the operator's own connection needs.
 func operatorSecrets(b *v1alpha1.Broker) []string {
 	var names []string
-	if c := b.Spec.Credentials; c != nil {
+	if c := render.OperatorCredentials(b); c != nil {
 		names = append(names, c.SecretRef.Name)
 	}
 	if t := b.Spec.TLS; t != nil {
@@ -85,7 +86,7 @@ func readAccess(ctx context.Context, live client.Reader, b *v1alpha1.Broker) (ac
 		}
 		return s, err
 	}
-	if c := b.Spec.Credentials; c != nil {
+	if c := render.OperatorCredentials(b); c != nil {
 		s, err := read(c.SecretRef.Name, "spec.credentials")
 		if err != nil {
 			return access{}, err

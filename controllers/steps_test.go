@@ -113,6 +113,18 @@ func (w *writeCounter) around(t testing.TB, c *cluster, inner client.Client) cli
 			w.add()
 			return c.Patch(ctx, obj, patch, opts...)
 		},
+		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			w.add()
+			return c.Create(ctx, obj, opts...)
+		},
+		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			w.add()
+			return c.Update(ctx, obj, opts...)
+		},
+		Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			w.add()
+			return c.Apply(ctx, obj, opts...)
+		},
 		SubResourceApply: func(ctx context.Context, c client.Client, sub string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
 			w.add()
 			return c.SubResource(sub).Apply(ctx, obj, opts...)

@@ -2,25 +2,16 @@
 package docs
 
 import (
-	"encoding/json"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
 	"github.com/shove-dev/shove/api/v1alpha1"
-	"github.com/shove-dev/shove/broker"
-	"github.com/shove-dev/shove/broker/kafka"
-	"github.com/shove-dev/shove/broker/memory"
-	"github.com/shove-dev/shove/broker/nats"
-	"github.com/shove-dev/shove/broker/rabbitmq"
-	"github.com/shove-dev/shove/broker/redis"
 )
 
 // pages are all Markdown files of the repository, by path from here.
@@ -115,40 +106,5 @@ func TestManifestsAreOnesThatTheAPIKnows(t *testing.T) {
 	}
 	if found < 3 {
 		t.Errorf("found %d manifests", found)
-	}
-}
-
-// TestCapabilitiesAreThoseOfTheDrivers compares the table with what the drivers say, row by row and both ways.
-func TestCapabilitiesAreThoseOfTheDrivers(t *testing.T) {
-	columns := []broker.Capabilities{
-		rabbitmq.Driver.Capabilities(json.RawMessage(`{"queueType":"quorum"}`)),
-		rabbitmq.Driver.Capabilities(json.RawMessage(`{"queueType":"classic"}`)),
-		nats.Driver.Capabilities(nil),
-		redis.Driver.Capabilities(nil),
-		kafka.Driver.Capabilities(nil),
-		memory.Driver(memory.New(memory.Options{})).Capabilities(nil),
-	}
-	want := map[string][]string{}
-	for _, c := range columns {
-		v := reflect.ValueOf(c)
-		for i := range v.NumField() {
-			if v.Field(i).Kind() == reflect.Bool {
-				name := v.Type().Field(i).Name
-				want[name] = append(want[name], map[bool]string{true: "yes", false: "no"}[v.Field(i).Bool()])
-			}
-		}
-	}
-	got := map[string][]string{}
-	row := regexp.MustCompile("^\\| `([A-Za-z]+)` \\|(.*)\\|$")
-	for _, line := range strings.Split(pages(t)[filepath.Join("..", "docs", "capabilities.md")], "\n") {
-		if m := row.FindStringSubmatch(line); m != nil {
-			cells := strings.Split(m[2], "|")
-			for _, c := range cells[:min(len(cells), len(columns))] {
-				got[m[1]] = append(got[m[1]], strings.TrimSpace(c))
-			}
-		}
-	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("capabilities (-drivers +table):\n%s", d)
 	}
 }

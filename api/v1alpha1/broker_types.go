@@ -8,6 +8,8 @@ import (
 // BrokerSpec says how a broker is reached, with which credentials, and who may use it.
 // +kubebuilder:validation:XValidation:rule="[has(self.rabbitmq), has(self.kafka), has(self.nats), has(self.redis), has(self.sqs), has(self.embedded)].exists_one(set, set)",message="set exactly one of rabbitmq, kafka, nats, redis, sqs and embedded: a Broker is one broker; write a second Broker for another"
 // +kubebuilder:validation:XValidation:rule="!has(self.kafka) || !has(self.kafka.sasl) || has(self.credentials)",message="kafka.sasl needs credentials: name the Secret in spec.credentials.secretRef, or remove kafka.sasl"
+// +kubebuilder:validation:XValidation:rule="!has(self.embedded) || !has(self.tls)",message="an embedded broker has no TLS: remove tls, or run a server of your own and use nats"
+// +kubebuilder:validation:XValidation:rule="has(self.embedded) == has(oldSelf.embedded)",message="embedded can be neither added nor removed, because the server and its messages belong to it: create another Broker"
 type BrokerSpec struct {
 	// rabbitmq connects to RabbitMQ 3.10 or later. Exactly one of rabbitmq, kafka, nats, redis, sqs and
 	// embedded is set.
@@ -31,14 +33,17 @@ type BrokerSpec struct {
 	// +optional
 	SQS *SQSBroker `json:"sqs,omitempty"`
 
-	// embedded makes the operator run a NATS JetStream server as a StatefulSet of one replica. It takes
-	// effect with the NATS backend, which is not in this release.
+	// embedded makes the operator run a NATS JetStream server as a StatefulSet of one replica, with a
+	// volume, a Service and generated credentials. It is for development and for data that may be late: one
+	// server without a replica (condition SingleReplica). It can be neither added to nor taken from a Broker
+	// that exists.
 	// +optional
 	Embedded *EmbeddedBroker `json:"embedded,omitempty"`
 
 	// credentials are used by the operator, and by pods in the Broker's own namespace where neither
 	// workloadCredentials nor the ConsumerGroup's credentials are set. They never leave this namespace.
-	// Absent means that the broker is used without credentials (RabbitMQ: as guest).
+	// Absent means that the broker is used without credentials (RabbitMQ: as guest); an embedded broker then
+	// gets generated ones.
 	// +optional
 	Credentials *CredentialsSource `json:"credentials,omitempty"`
 
@@ -236,10 +241,18 @@ type EmbeddedBroker struct {
 
 // EmbeddedStorage is the volume of an embedded broker.
 type EmbeddedStorage struct {
-	// size of the volume, at least 1Mi and at most 1Pi, such as 1Gi.
+	// size of the volume, at least 1Mi and at most 1Pi, such as 1Gi. Messages may take nine tenths of it. It
+	// can grow where the StorageClass allows that, and not shrink (condition VolumeDiffers).
 	// +kubebuilder:validation:XValidation:rule="isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1Mi')) >= 0 && quantity(string(self)).compareTo(quantity('1Pi')) <= 0 && double(int(quantity(string(self)).asApproximateFloat())) == quantity(string(self)).asApproximateFloat()",message="size must be a whole number of bytes of at least 1Mi and at most 1Pi: write it like 1Gi or 500Mi"
 	// +required
 	Size *resource.Quantity `json:"size,omitempty"`
+
+	// storageClassName is the StorageClass of the volume. Absent means the cluster's default. It matters when
+	// the volume is made; a later change has no effect (condition VolumeDiffers).
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	StorageClassName string `json:"storageClassName,omitempty"`
 }
 
 // BrokerTLS configures connections that use TLS. All Secrets are in the Broker's namespace.
@@ -313,7 +326,8 @@ type BrokerStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// conditions of the Broker: Ready, Reconciling, Stalled, Connected, ManagementReady, InUse.
+	// conditions of the Broker: Ready, Reconciling, Stalled, Connected, ManagementReady, InUse; of an embedded
+	// one also ServerReady, SingleReplica, UpdateAvailable, VolumeDiffers.
 	// +kubebuilder:validation:MaxItems=32
 	// +listType=map
 	// +listMapKey=type

@@ -101,6 +101,8 @@ func brokerCases() []celCase {
 		{name: "sqs region", field: "spec.sqs.region", says: "eu-central-1", accept: "sqs: {region: us-gov-west-1}", refuse: "sqs: {region: Frankfurt}"},
 		{name: "sqs endpoint", field: "spec.sqs.endpoint", says: "HTTP address", accept: "sqs: {region: us-east-1, endpoint: 'http://localhost:9324'}",
 			refuse: "sqs: {region: us-east-1, endpoint: 'http://key:secret@localhost:9324'}"},
+		{name: "embedded with tls", field: "spec", says: "an embedded broker has no TLS", accept: "embedded: {storage: {size: 1Gi}}", refuse: "embedded: {storage: {size: 1Gi}}\ntls: {serverName: x}"},
+		{name: "embedded taken away", field: "spec", says: "create another Broker", old: ptr("embedded: {storage: {size: 1Gi}}"), accept: "embedded: {storage: {size: 2Gi}}", refuse: "nats: {servers: ['nats://nats:4222']}"},
 		{name: "embedded storage", field: "spec.embedded.storage.size", says: "1Gi or 500Mi", accept: "embedded: {storage: {size: 1Gi}}", refuse: "embedded: {storage: {size: 0}}"},
 		{name: "empty tls", field: "spec.tls", says: "remove tls", accept: "tls: {caSecretRef: {name: ca}}", refuse: "tls: {}"},
 		{name: "selector missing", field: "spec.allowedNamespaces", says: "selector goes with from: Selector",

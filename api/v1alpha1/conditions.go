@@ -127,6 +127,52 @@ const (
 	ReasonHasDependents = "HasDependents"
 )
 
+// Conditions of a Broker with spec.embedded.
+const (
+	// ConditionServerReady says whether the server that the operator runs for the Broker is up. While it is not
+	// True the Broker is not Ready.
+	ConditionServerReady = "ServerReady"
+
+	// ReasonServerReady goes with ServerReady=True.
+	ReasonServerReady = "ServerReady"
+	// ReasonServerStarting: the server's pod is not ready. The message says what is known: that it waits for
+	// its volume, is pulling its image, or ends again and again.
+	ReasonServerStarting = "ServerStarting"
+	// ReasonServerImageMissing: the operator does not know which image to run. Give it --embedded-image.
+	ReasonServerImageMissing = "ServerImageMissing"
+	// ReasonServerRefused: the API server refused one of the objects that make the server; the message has its
+	// words. ObjectNotOurs and the reasons about Secrets occur here as well.
+	ReasonServerRefused = "ServerRefused"
+)
+
+// ConditionSingleReplica says what an embedded broker is not: it is one server without a replica, so that nothing is
+// delivered while it is down, and what is lost with its volume is lost. Always True on an embedded Broker, absent on
+// others; its name is its reason.
+const ConditionSingleReplica = "SingleReplica"
+
+// ConditionUpdateAvailable is True while the pod of an embedded broker is an older one than the operator would make
+// now: of another image, or with another limit. The operator never restarts it; delete the pod to update it.
+// Abnormal-true: absent otherwise; its name is its reason.
+const ConditionUpdateAvailable = "UpdateAvailable"
+
+// ConditionVolumeDiffers is True while the volume of an embedded broker is not what spec.embedded.storage says. It
+// does not make the Broker unready. Abnormal-true: absent otherwise. Its reason is one of these.
+const (
+	ConditionVolumeDiffers = "VolumeDiffers"
+
+	// ReasonVolumeCannotShrink: the spec asks for less than the volume has. Nothing happens; write the size that
+	// there is.
+	ReasonVolumeCannotShrink = "VolumeCannotShrink"
+	// ReasonVolumeGrowing: the claim asks for more and the volume does not have it yet.
+	ReasonVolumeGrowing = "VolumeGrowing"
+	// ReasonVolumeGrowthRefused: the claim cannot be made larger, usually because its StorageClass does not allow
+	// that. The message has the API server's words.
+	ReasonVolumeGrowthRefused = "VolumeGrowthRefused"
+	// ReasonStorageClassFixed: the volume is of another StorageClass than the spec names. It is chosen when the
+	// volume is made.
+	ReasonStorageClassFixed = "StorageClassFixed"
+)
+
 // ConditionTLSNotUsed is a warning: the Broker has tls, but its URL is amqp://, so connections are not
 // encrypted. Write amqps:// or remove tls. Abnormal-true: absent otherwise; its reason is its own name.
 const ConditionTLSNotUsed = "TLSNotUsed"

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -165,11 +164,4 @@ func (c *client) Close(ctx context.Context) error {
 		producer.Close()
 	}
 	return errors.Join(errs...)
-}
-
-func loggerOr(l, fallback *slog.Logger) *slog.Logger {
-	if l != nil {
-		return l
-	}
-	return fallback
 }

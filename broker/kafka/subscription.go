@@ -1,6 +1,7 @@
 package kafka
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,7 +76,7 @@ var (
 func newSubscription(c *client, p plan, in broker.Subscribe) *subscription {
 	s := &subscription{
 		client: c, plan: p, role: in.Role, group: p.group, main: p.source, prefetch: max(in.Prefetch, 1),
-		logger: loggerOr(in.Logger, c.dialer.logger), parts: map[topicPartition]*partition{},
+		logger: cmp.Or(in.Logger, c.dialer.logger), parts: map[topicPartition]*partition{},
 		arrived: make(chan struct{}, 1), settled: make(chan struct{}, 1), stopped: make(chan struct{}), ended: make(chan struct{}), down: make(chan struct{}),
 	}
 	if in.Role == broker.ReadDeadLetter {

@@ -8,16 +8,7 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
-
-	"github.com/shove-dev/shove/broker"
-	"github.com/shove-dev/shove/broker/kafka"
-	"github.com/shove-dev/shove/broker/nats"
-	"github.com/shove-dev/shove/broker/rabbitmq"
-	"github.com/shove-dev/shove/broker/redis"
 )
-
-// drivers are the brokers that this release knows.
-var drivers = []broker.Driver{rabbitmq.Driver, nats.Driver, redis.Driver, kafka.Driver}
 
 // version is set by the linker in releases.
 var version = ""

@@ -16,6 +16,7 @@ import (
 	"github.com/shove-dev/shove/api/v1alpha1"
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/controllers/render"
+	"github.com/shove-dev/shove/internal/drivers"
 	"github.com/shove-dev/shove/runtime/config"
 	"github.com/shove-dev/shove/topology"
 )
@@ -119,7 +120,7 @@ type workloadConfig struct {
 
 func (m *manifests) world() render.World {
 	byKind := map[topology.Kind]broker.Driver{}
-	for _, d := range drivers {
+	for _, d := range drivers.All() {
 		byKind[d.Kind] = d
 	}
 	return render.World{

@@ -1,4 +1,5 @@
-// Command operator runs shove's controllers: in a cluster, or anywhere with KUBECONFIG.
+// Command operator runs shove's controllers: in a cluster, or anywhere with KUBECONFIG. As "operator embedded" it is the
+// server of a Broker with spec.embedded.
 package main
 
 import (
@@ -14,21 +15,21 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/shove-dev/shove/api/v1alpha1"
-	"github.com/shove-dev/shove/broker"
-	"github.com/shove-dev/shove/broker/kafka"
-	"github.com/shove-dev/shove/broker/nats"
-	"github.com/shove-dev/shove/broker/rabbitmq"
-	"github.com/shove-dev/shove/broker/redis"
 	"github.com/shove-dev/shove/controllers"
+	"github.com/shove-dev/shove/internal/drivers"
 )
 
 // version is set when a release is built.
 var version = "unknown"
 
-// drivers are the brokers that the operator knows.
-var drivers = []broker.Driver{rabbitmq.Driver, nats.Driver, redis.Driver, kafka.Driver}
-
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "embedded" {
+		if err := runEmbedded(os.Args[2:], os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "operator embedded:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	opts := defaults()
 	opts.bind(flag.CommandLine)
 	logging := zap.Options{}
@@ -80,7 +81,9 @@ func run(o options) error {
 		return fmt.Errorf("make the manager: %w", err)
 	}
 	ctx := ctrl.SetupSignalHandler()
-	err = controllers.Controllers(ctx, mgr, controllers.Options{Drivers: drivers, Namespaces: namespaces, Concurrency: o.concurrency, AgentImage: o.agentImage})
+	err = controllers.Controllers(ctx, mgr, controllers.Options{
+		Drivers: drivers.All(), Namespaces: namespaces, Concurrency: o.concurrency, AgentImage: o.agentImage, EmbeddedImage: o.embeddedImage,
+	})
 	if err != nil {
 		return fmt.Errorf("set up the controllers: %w", err)
 	}

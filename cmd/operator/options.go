@@ -12,6 +12,7 @@ import (
 type options struct {
 	metricsAddress, healthAddress             string
 	namespaces, secretNamespaces, agentImage  string
+	embeddedImage                             string
 	concurrency                               int
 	apiQPS                                    float64
 	leaderElect                               bool
@@ -34,6 +35,7 @@ func (o *options) bind(fs *flag.FlagSet) {
 	fs.StringVar(&o.namespaces, "namespaces", o.namespaces, "namespaces to watch, separated by commas; empty: all")
 	fs.StringVar(&o.secretNamespaces, "secret-namespaces", o.secretNamespaces, "namespaces whose Secrets may be read, separated by commas; empty: those of --namespaces")
 	fs.StringVar(&o.agentImage, "agent-image", o.agentImage, "image of the sidecar where a ConsumerGroup names none; empty: it must")
+	fs.StringVar(&o.embeddedImage, "embedded-image", o.embeddedImage, "image that runs the embedded brokers: this operator's own; empty: Brokers with spec.embedded are refused")
 	fs.IntVar(&o.concurrency, "concurrency", o.concurrency, "topologies that are worked on at once; most of them wait for a joint call to a broker")
 	fs.Float64Var(&o.apiQPS, "api-qps", o.apiQPS, "requests per second to the API server; bursts may be twice that")
 	fs.BoolVar(&o.leaderElect, "leader-elect", o.leaderElect, "elect a leader, so that several operators may run")

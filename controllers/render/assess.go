@@ -288,7 +288,7 @@ type Credentials struct {
 }
 
 // credentialsFor decides what a workload of a namespace connects with: the group's own credentials, else the
-// Broker's workloadCredentials, else (in the Broker's namespace only) its credentials.
+// Broker's workloadCredentials, else (in the Broker's namespace only) its credentials, which may be generated ones.
 func credentialsFor(g *v1alpha1.ConsumerGroup, b *v1alpha1.Broker, namespace string) (Credentials, *Finding) {
 	var c Credentials
 	secret := func(ns, name string) *types.NamespacedName { return &types.NamespacedName{Namespace: ns, Name: name} }
@@ -305,9 +305,9 @@ func credentialsFor(g *v1alpha1.ConsumerGroup, b *v1alpha1.Broker, namespace str
 		c.Secret, c.Own = secret(g.Namespace, g.Spec.Credentials.SecretRef.Name), true
 	case b.Spec.WorkloadCredentials != nil:
 		c.Secret = secret(b.Namespace, b.Spec.WorkloadCredentials.SecretRef.Name)
-	case b.Spec.Credentials == nil:
+	case OperatorCredentials(b) == nil:
 	case namespace == b.Namespace:
-		c.Secret = secret(b.Namespace, b.Spec.Credentials.SecretRef.Name)
+		c.Secret = secret(b.Namespace, OperatorCredentials(b).SecretRef.Name)
 	default:
 		return c, &Finding{Condition: v1alpha1.ConditionCredentialsReady, Reason: v1alpha1.ReasonWorkloadCredentialsMissing, Blocks: true,
 			Message: fmt.Sprintf("Broker %s/%s has no workloadCredentials, and its own never leave its namespace: set credentials on a ConsumerGroup here, or ask its owner for workloadCredentials",

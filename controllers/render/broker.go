@@ -27,7 +27,8 @@ func Kind(b *v1alpha1.Broker) topology.Kind {
 }
 
 // Endpoint is the section of the spec that is named like the kind, as JSON: what the operator's connection takes. It
-// may name the management URL, so it stays with the operator; workloads get WorkloadEndpoint.
+// may name the management URL, so it stays with the operator; workloads get WorkloadEndpoint. That of an embedded broker
+// is the one of its Service.
 func Endpoint(b *v1alpha1.Broker) (json.RawMessage, error) {
 	s := b.Spec
 	switch s.Kind() {
@@ -42,7 +43,7 @@ func Endpoint(b *v1alpha1.Broker) (json.RawMessage, error) {
 	case v1alpha1.BrokerSQS:
 		return section("sqs", s.SQS)
 	case v1alpha1.BrokerEmbedded:
-		return nil, &topology.FieldError{Field: "embedded", Problem: "this release does not run an embedded broker: use nats, or another kind"}
+		return section("nats", &v1alpha1.NATSBroker{Servers: []v1alpha1.NATSServer{EmbeddedAddress(b)}})
 	default:
 		return nil, &topology.FieldError{Field: "spec", Problem: "names no broker: set exactly one of rabbitmq, kafka, nats, redis, sqs and embedded"}
 	}

@@ -43,7 +43,7 @@ func TestOrdersOnRabbitMQ(t *testing.T) {
 	password, _ := u.User.Password()
 	user := broker.Credentials{Username: u.User.Username(), Password: password}
 	u.User = nil
-	runOrders(t, rabbitmq.Driver, filepath.Join("manifests", "broker.yaml"), user, user, func(s *v1alpha1.BrokerSpec) { s.RabbitMQ.URL = u.String() })
+	runOrders(t, rabbitmq.Driver, filepath.Join("brokers", "rabbitmq.yaml"), user, user, func(s *v1alpha1.BrokerSpec) { s.RabbitMQ.URL = u.String() })
 }
 
 // TestOrdersOnNATS changes the Broker, and nothing else. The programs have the rights that docs/brokers/nats.md gives a

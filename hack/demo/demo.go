@@ -20,9 +20,10 @@ type demo struct {
 	ended     <-chan struct{}
 	external  bool // CLUSTER=1: on the cluster of the user's kubeconfig
 
-	rabbit  *rabbit
+	broker string // which kind
+
+	backend backend
 	cluster *cluster
-	tap     *tap
 	objects *objects
 	closers []func() error
 }
@@ -45,12 +46,13 @@ func (d *demo) start(ctx context.Context) error {
 		step("building operator, worker and publisher", func() error { return build(ctx, d.root, filepath.Join(d.dir, "bin"), d.external) }),
 		step(cluster, func() error { return d.startCluster(ctx) }),
 		step("kubectl apply -k config (CRDs, RBAC, operator)", func() error { return d.applyOperator(ctx) }),
-		step("starting RabbitMQ", func() error { return d.startRabbit(ctx) }),
+		step("starting the broker", func() error { return d.startBackend(ctx) }),
 		step("waiting for the operator", func() error {
 			_, err := d.cluster.kubectl.run(ctx, "-n", operatorNamespace, "rollout", "status", "deployment/shove-operator", "--timeout=90s")
 			return err
 		}),
 		step("kubectl apply -k examples/orders", func() error { return d.applyOrders(ctx) }),
+		step("connecting to the broker", func() error { return d.backend.connect(ctx) }),
 	} {
 		if err := s(); err != nil {
 			return err
@@ -79,22 +81,6 @@ func (d *demo) startCluster(ctx context.Context) (err error) {
 	return err
 }
 
-func (d *demo) startRabbit(ctx context.Context) error {
-	r, err := startRabbit(ctx, d.cluster, d.dir)
-	if r != nil {
-		d.rabbit = r
-		d.closers = append(d.closers, r.close)
-	}
-	if err != nil {
-		return err
-	}
-	if d.tap, err = openTap(r.amqp.String()); err != nil {
-		return err
-	}
-	d.closers = append(d.closers, d.tap.close)
-	return nil
-}
-
 func (d *demo) applyOperator(ctx context.Context) error {
 	overlay := filepath.Join(d.dir, "apply", "operator")
 	if err := writeOperatorOverlay(d.root, overlay, overlayData{Namespace: namespace, OperatorImage: d.cluster.operatorImage}); err != nil {
@@ -109,15 +95,13 @@ func (d *demo) applyOperator(ctx context.Context) error {
 }
 
 func (d *demo) applyOrders(ctx context.Context) error {
-	overlay, r := filepath.Join(d.dir, "apply", "orders"), d.rabbit
-	err := writeOrdersOverlay(d.root, overlay, overlayData{
-		Namespace: namespace, Operator: r.operator, Workload: r.workload, BrokerURL: r.brokerURL(), ManagementURL: r.brokerManagementURL(),
-		Images: map[string]string{workerName: d.cluster.workerImage, publisherName: d.cluster.publisherImage},
-	})
-	if err != nil {
+	overlay := filepath.Join(d.dir, "apply", "orders")
+	data := overlayData{Namespace: namespace, Images: map[string]string{workerName: d.cluster.workerImage, publisherName: d.cluster.publisherImage}}
+	d.backend.overlay(&data)
+	if err := writeOrdersOverlay(d.root, overlay, data); err != nil {
 		return err
 	}
-	_, err = d.cluster.kubectl.run(ctx, "apply", "-k", overlay)
+	_, err := d.cluster.kubectl.run(ctx, "apply", "-k", overlay)
 	return err
 }
 
@@ -139,8 +123,8 @@ const (
 
 // watch shows the system until it is over, winds it down, and says what was seen.
 func (d *demo) watch(ctx context.Context) error {
-	w := &watcher{rabbit: d.rabbit, objects: d.objects, tap: d.tap}
-	w.state.title = "RabbitMQ " + d.rabbit.version + " at " + d.rabbit.brokerURL()
+	w := &watcher{backend: d.backend, objects: d.objects, publish: d.startPublisher}
+	w.state.title = d.backend.title()
 	w.state.begun, w.state.length = time.Now(), d.length
 	looking, stopLooking := context.WithCancel(ctx)
 	defer stopLooking()
@@ -154,6 +138,13 @@ func (d *demo) watch(ctx context.Context) error {
 		return err
 	}
 	return d.summary(ctx, w, left)
+}
+
+// startPublisher lets the publisher begin, whose Deployment was applied without a replica: the books are open now, and
+// nothing happens that they do not know.
+func (d *demo) startPublisher(ctx context.Context) error {
+	_, err := d.cluster.kubectl.run(ctx, "-n", namespace, "scale", "deployment/"+publisherName, "--replicas=1")
+	return err
 }
 
 // live shows the view until the time is over or the demo is told to end.
@@ -229,7 +220,7 @@ func (d *demo) windDown(ctx context.Context, w *watcher, v *screen) (left string
 	}
 }
 
-// remaining says what the broker still has, or which of its counters are not up to date with its firehose; the
+// remaining says what the broker still has, or which of its counters are not up to date with the books; RabbitMQ's
 // management API is some seconds behind.
 func remaining(s state) string {
 	var parts []string
@@ -243,6 +234,9 @@ func remaining(s state) string {
 			parts = append(parts, name+": unknown")
 		} else if *q.Ready+*q.Unacked > 0 {
 			parts = append(parts, fmt.Sprintf("%s: %d ready, %d unacknowledged", name, *q.Ready, *q.Unacked))
+		}
+		if q.Unseen > 0 {
+			parts = append(parts, fmt.Sprintf("%s: %d stored that the books do not know", name, q.Unseen))
 		}
 	}
 	if main := s.queues[s.names.Main]; main.Stats.Ack < s.counts.Delivered {
@@ -269,7 +263,7 @@ func (d *demo) summary(ctx context.Context, w *watcher, left string) error {
 		}
 	}
 	checks := verdict(s, balance, left)
-	drained, err := d.drainWorker(ctx)
+	drained, err := d.drainWorker(ctx, w)
 	if err != nil {
 		return err
 	}
@@ -294,7 +288,7 @@ func (d *demo) summary(ctx context.Context, w *watcher, left string) error {
 }
 
 // drainWorker scales the worker down and looks that the broker has no consumer and nothing unacknowledged of it.
-func (d *demo) drainWorker(ctx context.Context) (check, error) {
+func (d *demo) drainWorker(ctx context.Context, w *watcher) (check, error) {
 	c := check{what: "the worker drained on SIGTERM and left nothing unacknowledged"}
 	k := d.cluster.kubectl
 	if _, err := k.run(ctx, "-n", namespace, "scale", "deployment/"+workerName, "--replicas=0"); err != nil {
@@ -305,15 +299,12 @@ func (d *demo) drainWorker(ctx context.Context) (check, error) {
 	}
 	deadline := time.Now().Add(20 * time.Second)
 	for {
-		queues, err := d.rabbit.queues(ctx)
+		queues, err := d.backend.queues(ctx, w.now().names)
 		if err != nil {
 			return c, err
 		}
 		c.how = ""
 		for _, q := range queues {
-			if strings.HasPrefix(q.Name, "amq.") { // the tap's own
-				continue
-			}
 			if q.Unacked == nil || *q.Unacked != 0 || q.Consumers == nil || *q.Consumers != 0 {
 				c.how = q.Name + " still has a consumer or something unacknowledged"
 			}

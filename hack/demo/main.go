@@ -1,9 +1,10 @@
-// Command demo runs the whole of shove on this machine and shows what happens: an API server, the operator, RabbitMQ,
+// Command demo runs the whole of shove on this machine and shows what happens: an API server, the operator, a broker,
 // and the orders example, applied with kubectl, whose worker and publisher are processes of their own that get their
-// configuration only from what the operator rendered. What is counted is counted on the broker (see tap.go).
+// configuration only from what the operator rendered. What is counted is counted on the broker (see natstap.go, tap.go).
 //
 //	make demo                  until Ctrl-C
 //	make demo DURATION=60s     ends by itself; the exit code is 0 only if every outcome was seen
+//	make demo BROKER=rabbitmq  with RabbitMQ in the place of the embedded broker
 //	make demo CLUSTER=1        on the cluster of your kubeconfig (docs/getting-started.md says what it needs)
 package main
 
@@ -58,6 +59,13 @@ func run(ctx context.Context, ended <-chan struct{}) (err error) {
 	if err != nil {
 		return err
 	}
+	kind := os.Getenv("BROKER")
+	if kind == "" {
+		kind = "embedded"
+	}
+	if kind != "embedded" && kind != "rabbitmq" {
+		return unknownBroker(kind)
+	}
 	root, err := repositoryRoot()
 	if err != nil {
 		return err
@@ -67,7 +75,7 @@ func run(ctx context.Context, ended <-chan struct{}) (err error) {
 		return fmt.Errorf("make a folder: %w", err)
 	}
 	p := &progress{out: os.Stdout, terminal: term.IsTerminal(int(os.Stdout.Fd()))}
-	d := &demo{root: root, dir: dir, length: length, progress: p, ended: ended, external: os.Getenv("CLUSTER") != ""}
+	d := &demo{root: root, dir: dir, length: length, progress: p, ended: ended, external: os.Getenv("CLUSTER") != "", broker: kind}
 	// Until the system is up, being told to end means to give up.
 	starting, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)

@@ -13,9 +13,11 @@ var overlays embed.FS
 
 // overlayData fills the templates in overlay/.
 type overlayData struct {
-	Namespace                string
-	OperatorImage            string
-	Operator, Workload       user
+	Namespace          string
+	OperatorImage      string
+	Operator, Workload user
+	// Broker is embedded, nats or rabbitmq: what the Broker is to be.
+	Broker                   string
 	BrokerURL, ManagementURL string
 	// Images are those of the example's Deployments, by name.
 	Images map[string]string
@@ -38,6 +40,15 @@ func writeOperatorOverlay(root, dir string, data overlayData) error {
 func writeOrdersOverlay(root, dir string, data overlayData) error {
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, "examples", "orders", "manifests"))); err != nil {
 		return fmt.Errorf("copy the example's manifests: %w", err)
+	}
+	if data.Broker != "embedded" { // the Broker is another one; everything else stays as it is
+		b, err := os.ReadFile(filepath.Join(root, "examples", "orders", "brokers", data.Broker+".yaml"))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, "broker.yaml"), b, 0o600)
+		}
+		if err != nil {
+			return fmt.Errorf("take another Broker: %w", err)
+		}
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {

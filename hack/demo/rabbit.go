@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shove-dev/shove/hack/demo/ledger"
 	"github.com/shove-dev/shove/internal/testenv"
 	"github.com/shove-dev/shove/internal/testenv/rabbitserver"
 )
@@ -28,9 +29,8 @@ type rabbit struct {
 	workload   user
 	server     *rabbitserver.Server // of this machine; nil: somebody else's
 	forward    *forward             // to a server in the user's cluster; nil: there is none
+	tap        *tap
 }
-
-type user struct{ Name, Password string }
 
 // startRabbit takes the server that the URL variables name, else starts one where the pods run, and makes the virtual
 // host in it.
@@ -100,17 +100,37 @@ func (r *rabbit) prepare(ctx context.Context) error {
 	return nil
 }
 
+func (r *rabbit) title() string { return "RabbitMQ " + r.version + " at " + r.brokerURL() }
+
+func (r *rabbit) overlay(o *overlayData) {
+	o.Broker, o.Operator, o.Workload, o.BrokerURL, o.ManagementURL = "rabbitmq", r.operator, r.workload, r.brokerURL(), r.brokerManagementURL()
+}
+
+func (r *rabbit) connect(context.Context) (err error) {
+	r.tap, err = openTap(r.amqp.String())
+	return err
+}
+
+func (r *rabbit) book(_ context.Context, l *ledger.Ledger) error {
+	r.tap.book(l)
+	return nil
+}
+
 // close takes away what prepare made, and the server if it is ours.
 func (r *rabbit) close() error {
+	var tapErr error
+	if r.tap != nil {
+		tapErr = r.tap.close()
+	}
 	switch {
 	case r.server != nil:
-		return r.server.Close()
+		return errors.Join(tapErr, r.server.Close())
 	case r.forward != nil:
-		return r.forward.close() // the server goes with its namespace
+		return errors.Join(tapErr, r.forward.close()) // the server goes with its namespace
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	return errors.Join(
+	return errors.Join(tapErr,
 		r.call(ctx, http.MethodDelete, "/api/vhosts/"+url.PathEscape(r.vhost), nil, nil),
 		r.call(ctx, http.MethodDelete, "/api/users/"+r.operator.Name, nil, nil),
 		r.call(ctx, http.MethodDelete, "/api/users/"+r.workload.Name, nil, nil))
@@ -140,22 +160,9 @@ func (r *rabbit) managementURL() string {
 	return u.String()
 }
 
-// queueState is how a queue stands. Numbers that the server has not computed yet are absent.
-type queueState struct {
-	Name      string `json:"name"`
-	Ready     *int   `json:"messages_ready"`
-	Unacked   *int   `json:"messages_unacknowledged"`
-	Consumers *int   `json:"consumers"`
-	Stats     struct {
-		Publish, Ack int
-		Deliver      int `json:"deliver_get"`
-		Redeliver    int
-	} `json:"message_stats"`
-}
-
 // queues reads the management API's view of the virtual host, by queue name. It is one to two seconds old on a server
 // that the demo started, and up to seven elsewhere.
-func (r *rabbit) queues(ctx context.Context) (map[string]queueState, error) {
+func (r *rabbit) queues(ctx context.Context, _ ledger.Queues) (map[string]queueState, error) {
 	var list []queueState
 	path := "/api/queues/" + url.PathEscape(r.vhost) + "?columns=name,messages_ready,messages_unacknowledged,consumers,message_stats"
 	if err := r.call(ctx, http.MethodGet, path, nil, &list); err != nil {
@@ -163,7 +170,9 @@ func (r *rabbit) queues(ctx context.Context) (map[string]queueState, error) {
 	}
 	out := map[string]queueState{}
 	for _, q := range list {
-		out[q.Name] = q
+		if !strings.HasPrefix(q.Name, "amq.") { // the tap's own
+			out[q.Name] = q
+		}
 	}
 	return out, nil
 }

@@ -25,9 +25,10 @@ type state struct {
 
 // watcher gathers the state once a second.
 type watcher struct {
-	rabbit  *rabbit
+	backend backend
 	objects *objects
-	tap     *tap
+	// publish lets the publisher begin.
+	publish func(context.Context) error
 
 	mu    sync.Mutex
 	books *ledger.Ledger
@@ -57,22 +58,14 @@ func (w *watcher) look(ctx context.Context) {
 	}
 	objects, err := w.objects.states(ctx)
 	note(err)
-	queues, err := w.rabbit.queues(ctx)
-	note(err)
 	w.mu.Lock()
-	books := w.books
+	opened, names := w.books != nil, w.state.names
 	w.mu.Unlock()
-	if books == nil {
-		names, ok, err := w.objects.queues(ctx)
-		note(err)
-		if ok {
-			books = ledger.New(names)
-			w.tap.book(books)
-			w.mu.Lock()
-			w.books, w.state.names = books, names
-			w.mu.Unlock()
-		}
+	if !opened {
+		note(w.openBooks(ctx))
 	}
+	queues, err := w.backend.queues(ctx, names)
+	note(err)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if objects != nil {
@@ -85,6 +78,25 @@ func (w *watcher) look(ctx context.Context) {
 		w.state.queues = queues
 	}
 	w.state.problem = problem
+}
+
+// openBooks opens the books once the queues are declared, and lets the publisher begin.
+func (w *watcher) openBooks(ctx context.Context) error {
+	names, ok, err := w.objects.queues(ctx)
+	if err != nil || !ok {
+		return err
+	}
+	books := ledger.New(names)
+	if err := w.backend.book(ctx, books); err != nil {
+		return err
+	}
+	if err := w.publish(ctx); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.books, w.state.names = books, names
+	return nil
 }
 
 // now is the state with the books as they are this moment.
@@ -132,7 +144,7 @@ func (s state) all() []string {
 
 // acked is the number of messages that consumers of the main queue acknowledged without sending a copy on first:
 // acknowledgements on the main queue, less copies written to hold queues and to the dead-letter queue. All three are
-// the management API's counters. ok is false while the server has not computed them.
+// the broker's counters. ok is false while the server has not computed them.
 func (s state) acked() (n int, ok bool) {
 	main, ok := s.queues[s.names.Main]
 	if !ok {

@@ -41,7 +41,7 @@ func verdict(s state, b ledger.Balance, left string) []check {
 		{"the queues are empty, nothing is unacknowledged", left == "", left},
 		{"every message is accounted for: published = acked + drained", left == "" && b.Waiting+b.Held+b.Dead == 0 && c.Published == b.Handled+b.Drained && known && again >= 0 && again <= c.Redelivered+c.Repeated,
 			fmt.Sprintf("%d = %d + %d; %d acks without a copy, %d redelivered, %d sent again", c.Published, b.Handled, b.Drained, acked, c.Redelivered, c.Repeated)},
-		{"nothing else happened in the virtual host", c.Unknown == 0, ""},
+		{"nothing else happened on the broker", c.Unknown == 0, ""},
 	}
 }
 

@@ -5,7 +5,8 @@
 //
 // A process is not a container: it sees this machine's files and network. Paths that a container would find mounted
 // are replaced by where they really are, in environment values, in arguments and in files that come from ConfigMaps.
-// Each pod has an address of its own within 127.0.0.0/8.
+// Each pod has an address of its own within 127.0.0.0/8, and the pods of a StatefulSet keep theirs. Nothing resolves the
+// names of Services; in files that come from ConfigMaps they are replaced, too, by the address of a pod that is ready.
 package kubelet
 
 import (
@@ -13,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -46,6 +48,8 @@ type Config struct {
 	// Images turns a container's image into the program that stands for it, with arguments that come first if any.
 	// A pod with an image that it does not know waits.
 	Images func(image string) (program []string, ok bool)
+	// Namespace is the only one that is looked at. Empty: all are.
+	Namespace string
 	// Selector picks workloads by their labels. Nil: all.
 	Selector labels.Selector
 	// SyncPeriod is how often volumes are brought up to date when nothing happens to their pod. Zero: as soon as
@@ -67,11 +71,14 @@ type Config struct {
 type Kubelet struct {
 	cfg    Config
 	client client.Client
+	live   client.Reader // past the cache: a pod that changed gets what its volumes are made of as it is then
 	wake   chan event.TypedGenericEvent[*corev1.Pod]
 
 	mu      sync.Mutex
 	runners map[types.UID]*runner
+	firstIP int // others' pods on this machine, of another test or a demo, are to have other addresses
 	nextIP  int
+	ips     map[types.NamespacedName]string // of pods with a name that comes again
 }
 
 // New makes a stand-in; Run runs it.
@@ -85,7 +92,7 @@ func New(cfg Config) *Kubelet {
 	if cfg.Log.GetSink() == nil {
 		cfg.Log = logr.Discard()
 	}
-	return &Kubelet{cfg: cfg, wake: make(chan event.TypedGenericEvent[*corev1.Pod], 1024), runners: map[types.UID]*runner{}}
+	return &Kubelet{cfg: cfg, wake: make(chan event.TypedGenericEvent[*corev1.Pod], 1024), runners: map[types.UID]*runner{}, ips: map[types.NamespacedName]string{}, firstIP: rand.N(1<<14) << 8}
 }
 
 // Run runs workloads until the context ends, and then ends their processes. It may be called once.
@@ -111,9 +118,13 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		return err
 	}
 	skip := true
+	var namespaces map[string]cache.Config
+	if k.cfg.Namespace != "" {
+		namespaces = map[string]cache.Config{k.cfg.Namespace: {}}
+	}
 	mgr, err := ctrl.NewManager(k.cfg.REST, ctrl.Options{
 		Scheme: scheme, Logger: k.cfg.Log, Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
-		Controller: config.Controller{SkipNameValidation: &skip}, Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
+		Controller: config.Controller{SkipNameValidation: &skip}, Cache: cache.Options{DefaultNamespaces: namespaces, ByObject: map[client.Object]cache.ByObject{
 			&appsv1.Deployment{}:  {Label: k.cfg.Selector},
 			&appsv1.StatefulSet{}: {Label: k.cfg.Selector},
 		}},
@@ -121,7 +132,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("kubelet: %w", err)
 	}
-	k.client = mgr.GetClient()
+	k.client, k.live = mgr.GetClient(), mgr.GetAPIReader()
 	if err := k.setupWorkloads(mgr); err != nil {
 		return err
 	}

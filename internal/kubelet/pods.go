@@ -81,13 +81,26 @@ func (k *Kubelet) runner(p *corev1.Pod) *runner {
 	defer k.mu.Unlock()
 	r := k.runners[p.UID]
 	if r == nil {
-		k.nextIP++
-		n := k.nextIP
-		r = newRunner(p, k.podDir(p), fmt.Sprintf("127.%d.%d.%d", 64+n>>16&63, n>>8&255, n&255), k.cfg.Output)
+		r = newRunner(p, k.podDir(p), k.address(p), k.cfg.Output)
 		r.changed = func() { k.poke(r.pod) }
 		k.runners[p.UID] = r
 	}
 	return r
+}
+
+// address is a pod's own. The caller holds the mutex.
+func (k *Kubelet) address(p *corev1.Pod) string {
+	key := client.ObjectKeyFromObject(p)
+	if ip, ok := k.ips[key]; ok {
+		return ip
+	}
+	k.nextIP++
+	n := (k.firstIP + k.nextIP) & (1<<22 - 1)
+	ip := fmt.Sprintf("127.%d.%d.%d", 64+n>>16&63, n>>8&255, n&255)
+	if c := metav1.GetControllerOf(p); c != nil && c.Kind == "StatefulSet" {
+		k.ips[key] = ip
+	}
+	return ip
 }
 
 // start resolves every container's program and environment, and starts the pod.

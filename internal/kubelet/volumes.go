@@ -31,6 +31,12 @@ func (e *notYet) Error() string { return e.what }
 func (k *Kubelet) mountVolumes(ctx context.Context, p *corev1.Pod, r *runner) error {
 	for _, v := range p.Spec.Volumes {
 		dir := r.volumeDir(v.Name)
+		if v.PersistentVolumeClaim != nil {
+			if err := k.mountClaim(ctx, p, v.PersistentVolumeClaim.ClaimName, dir); err != nil {
+				return fmt.Errorf("volume %q: %w", v.Name, err)
+			}
+			continue
+		}
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("volume %q: %w", v.Name, err)
 		}
@@ -40,6 +46,9 @@ func (k *Kubelet) mountVolumes(ctx context.Context, p *corev1.Pod, r *runner) er
 		}
 		if files == nil { // an emptyDir belongs to the containers
 			continue
+		}
+		if err := k.resolveServices(ctx, files); err != nil {
+			return fmt.Errorf("volume %q: %w", v.Name, err)
 		}
 		if err := writeVolume(dir, r.localise(files)); err != nil {
 			return fmt.Errorf("volume %q: %w", v.Name, err)
@@ -102,7 +111,7 @@ func (k *Kubelet) addProjection(ctx context.Context, p *corev1.Pod, r *runner, s
 
 func (k *Kubelet) addConfigMap(ctx context.Context, ns, name string, items []corev1.KeyToPath, optional bool, m os.FileMode, files map[string]file) error {
 	var c corev1.ConfigMap
-	if err := k.client.Get(ctx, types.NamespacedName{Namespace: ns, Name: name}, &c); err != nil {
+	if err := k.live.Get(ctx, types.NamespacedName{Namespace: ns, Name: name}, &c); err != nil {
 		return missing(err, optional, "ConfigMap", name)
 	}
 	data := map[string]file{}
@@ -117,7 +126,7 @@ func (k *Kubelet) addConfigMap(ctx context.Context, ns, name string, items []cor
 
 func (k *Kubelet) addSecret(ctx context.Context, ns, name string, items []corev1.KeyToPath, optional bool, m os.FileMode, files map[string]file) error {
 	var s corev1.Secret
-	if err := k.client.Get(ctx, types.NamespacedName{Namespace: ns, Name: name}, &s); err != nil {
+	if err := k.live.Get(ctx, types.NamespacedName{Namespace: ns, Name: name}, &s); err != nil {
 		return missing(err, optional, "Secret", name)
 	}
 	data := map[string]file{}

@@ -117,7 +117,8 @@ func (d deployments) addPods(ctx context.Context, w *appsv1.Deployment, hash str
 
 type statefulSets struct{ *Kubelet }
 
-// Reconcile keeps pods {name}-0 up to the wanted number, and replaces those of an older template one after the other.
+// Reconcile keeps pods {name}-0 up to the wanted number, and replaces those of an older template one after the other,
+// unless the strategy is OnDelete.
 func (s statefulSets) Reconcile(ctx context.Context, w *appsv1.StatefulSet) (ctrl.Result, error) {
 	if !w.DeletionTimestamp.IsZero() {
 		return ctrl.Result{}, nil
@@ -142,8 +143,8 @@ func (s statefulSets) Reconcile(ctx context.Context, w *appsv1.StatefulSet) (ctr
 		delete(byName, name)
 		switch {
 		case p == nil:
-			err = s.createPod(ctx, w, "StatefulSet", &w.Spec.Template, name, map[string]string{hashLabel: hash, indexLabel: strconv.Itoa(i)})
-		case p.Labels[hashLabel] != hash && !replaced:
+			err = s.createOrdinal(ctx, w, name, map[string]string{hashLabel: hash, indexLabel: strconv.Itoa(i)})
+		case p.Labels[hashLabel] != hash && !replaced && w.Spec.UpdateStrategy.Type != appsv1.OnDeleteStatefulSetStrategyType:
 			replaced = true
 			err = s.deletePod(ctx, p)
 		}
@@ -165,6 +166,22 @@ func (s statefulSets) Reconcile(ctx context.Context, w *appsv1.StatefulSet) (ctr
 		return ctrl.Result{}, nil
 	}
 	return ctrl.Result{}, client.IgnoreNotFound(s.client.Status().Patch(ctx, updated, client.MergeFrom(w)))
+}
+
+// createOrdinal makes one pod of a StatefulSet, with the claims of its volumes, which outlive it.
+func (s statefulSets) createOrdinal(ctx context.Context, w *appsv1.StatefulSet, name string, extra map[string]string) error {
+	t := w.Spec.Template.DeepCopy()
+	for i := range w.Spec.VolumeClaimTemplates {
+		c := w.Spec.VolumeClaimTemplates[i].DeepCopy()
+		t.Spec.Volumes = append(t.Spec.Volumes, corev1.Volume{Name: c.Name, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: c.Name + "-" + name},
+		}})
+		c.Namespace, c.Name, c.ResourceVersion, c.UID = w.Namespace, c.Name+"-"+name, "", ""
+		if err := s.client.Create(ctx, c); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+	}
+	return s.createPod(ctx, w, "StatefulSet", t, name, extra)
 }
 
 // podsOf lists a workload's pods that are not being deleted, the oldest first.

@@ -23,6 +23,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* The operator's image, which also runs the servers of Brokers with spec.embedded. */}}
+{{- define "shove.image" -}}
+{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+{{- end -}}
+
 {{/* The namespaces in which the operator works, as JSON; the release's own when none is listed. */}}
 {{- define "shove.namespaces" -}}
 {{ .Values.watchNamespaces | default (list .Release.Namespace) | toJson }}

@@ -1,6 +1,6 @@
 // Package ledger keeps the books of the demo: what became of every message, as the broker itself reports it. It takes
-// the events of RabbitMQ's firehose (what was published into which queue, what was delivered out of which queue, with
-// all headers) and nothing that a worker says about itself.
+// what a broker tells about itself (what was published into which queue, what was delivered out of which queue, with all
+// headers) and nothing that a worker says.
 package ledger
 
 import (
@@ -125,6 +125,9 @@ func New(q Queues) *Ledger {
 	l.counts = Counts{Retried: make([]int, len(q.Holds)), RetriedBy: map[Cause]int{}, Dead: map[settle.Reason]int{}}
 	return l
 }
+
+// Queues are the names that the books were opened with.
+func (l *Ledger) Queues() Queues { return l.queues }
 
 // Record books an event.
 func (l *Ledger) Record(e Event) {
