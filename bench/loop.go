@@ -27,6 +27,9 @@ type setup struct {
 	options  []byte
 	prefetch int
 	holds    []time.Duration
+	// concurrency is that of handlers; zero: the default. Keyed keeps the order of messages with one key.
+	concurrency int
+	keyed       bool
 }
 
 func (s setup) config() *config.RuntimeConfig {
@@ -34,10 +37,18 @@ func (s setup) config() *config.RuntimeConfig {
 	for _, d := range s.holds {
 		t.HoldQueues = append(t.HoldQueues, config.Hold{Delay: config.Duration(d)})
 	}
+	if s.keyed {
+		t.Sequenced = &config.Sequenced{}
+		t.HoldQueues = []config.Hold{{Delay: config.Duration(time.Second)}}
+	}
 	b := s.kind
 	b.Name = "bench"
+	options := config.Options{Prefetch: &s.prefetch}
+	if s.concurrency > 0 {
+		options.Concurrency = &s.concurrency
+	}
 	return &config.RuntimeConfig{APIVersion: config.APIVersion, Kind: config.Kind, Brokers: []config.Broker{b}, Topologies: []config.Topology{t},
-		Consumers: []config.Consumer{{Group: "bench", Topology: "bench", Options: config.Options{Prefetch: &s.prefetch}}}}
+		Consumers: []config.Consumer{{Group: "bench", Topology: "bench", Options: options}}}
 }
 
 func (s setup) declaration() broker.Declaration {

@@ -48,7 +48,17 @@ func compare(couples int, only string) error {
 		r.print(os.Stdout)
 		failed = failed || !r.ok()
 	}
-	for _, c := range []held{natsHeld(), redisHeld()} {
+	for _, c := range kafkaParallel() {
+		if !strings.Contains(c.name, only) {
+			continue
+		}
+		ok, err := c.check(os.Stdout)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		failed = failed || !ok
+	}
+	for _, c := range []held{natsHeld(), redisHeld(), kafkaHeld()} {
 		if !strings.Contains(c.name, only) {
 			continue
 		}
@@ -65,5 +75,5 @@ func compare(couples int, only string) error {
 }
 
 func comparisons() []lazyPair {
-	return slices.Concat([]lazyPair{{"loop on memory, no-op handler", loopOnMemory}}, rabbitPairs(), natsPairs(), redisPairs())
+	return slices.Concat([]lazyPair{{"loop on memory, no-op handler", loopOnMemory}}, rabbitPairs(), natsPairs(), redisPairs(), kafkaPairs())
 }

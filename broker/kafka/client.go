@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -16,6 +17,7 @@ import (
 type client struct {
 	dialer *dialer
 	clock  clock
+	turns  turns
 
 	mu       sync.Mutex
 	producer *kgo.Client
@@ -42,7 +44,9 @@ func openClient(cfg broker.Config, m mode) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &client{dialer: d, open: map[child]struct{}{}, seen: map[place]int64{}}, nil
+	c := &client{dialer: d, open: map[child]struct{}{}, seen: map[place]int64{}}
+	c.turns.next.Store(rand.Uint32()) // short-lived publishers do not all begin at the first partition
+	return c, nil
 }
 
 // Subscribe joins the group of the topology. It returns before a partition is assigned.

@@ -2,7 +2,6 @@ package kafka
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -10,8 +9,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
-
-	"github.com/shove-dev/shove/broker"
 )
 
 const (
@@ -172,14 +169,4 @@ func refused(resp *kmsg.OffsetCommitResponse, all map[topicPartition]*partition)
 		}
 	}
 	return failed, first
-}
-
-// fenced says whether an error means that the group does not know this member any more.
-func fenced(err error) bool {
-	for _, e := range []error{kerr.UnknownMemberID, kerr.IllegalGeneration, kerr.FencedInstanceID, kerr.FencedMemberEpoch, kerr.StaleMemberEpoch} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return errors.Is(err, broker.ErrLost)
 }

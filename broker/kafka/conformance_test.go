@@ -35,6 +35,8 @@ func TestConformance(t *testing.T) {
 				Capabilities: Driver.Capabilities,
 				Variants:     []brokertest.Variant{{Options: twoPartitions}},
 				Patience:     time.Minute,
+				// The last one is longer than it may take on a busy machine until a consumer knows that it is cut off.
+				Tiers: []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, 2 * time.Second},
 				// An external topology declares no topics, so that it takes no options of theirs.
 				ExternalOptions: json.RawMessage(`{}`),
 				Goroutines:      []goleak.Option{goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*clientConn).write"), goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*clientConn).read")},

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -130,18 +130,15 @@ func produceError(err error) error {
 	}
 }
 
-// spread puts records with a key where Kafka's own clients put them, and the others on one partition after the other,
-// so that every consumer gets its share also of a few.
+// spread puts records with a key where Kafka's own clients put them, and the others where their Partition says, modulo
+// the number of partitions.
 type spread struct{}
 
 func (spread) ForTopic(topic string) kgo.TopicPartitioner {
-	return &spreadTopic{keyed: kgo.StickyKeyPartitioner(nil).ForTopic(topic), turn: rand.IntN(1 << 16)}
+	return &spreadTopic{keyed: kgo.StickyKeyPartitioner(nil).ForTopic(topic)}
 }
 
-type spreadTopic struct {
-	keyed kgo.TopicPartitioner
-	turn  int
-}
+type spreadTopic struct{ keyed kgo.TopicPartitioner }
 
 func (*spreadTopic) RequiresConsistency(r *kgo.Record) bool { return len(r.Key) > 0 }
 
@@ -149,6 +146,17 @@ func (t *spreadTopic) Partition(r *kgo.Record, n int) int {
 	if len(r.Key) > 0 {
 		return t.keyed.Partition(r, n)
 	}
-	t.turn++
-	return t.turn % n
+	return int(r.Partition) % n
 }
+
+// turns says where records without a key go: on to the next partition after each run, so that every consumer gets its
+// share and a request still has few batches.
+type turns struct{ next atomic.Uint32 }
+
+// batchRuns is into how many runs the messages of one call are split at least, as far as there are so many.
+const batchRuns = 16
+
+func (t *turns) take() int32 { return int32(t.next.Add(1) & (1<<30 - 1)) }
+
+// run is how many of n records go to one partition.
+func run(n int) int { return max(1, n/batchRuns) }

@@ -216,6 +216,7 @@ func (s *subscription) revoke(m map[string][]int32) []*partition {
 				s.backlog -= p.queue.len()
 			}
 			p.queue.clear()
+			s.repeats -= len(p.again)
 			p.again = nil
 			if p.delay > 0 {
 				held[topic] = append(held[topic], id)
@@ -274,6 +275,7 @@ func (s *subscription) drop(p *partition, cause error) {
 		s.backlog -= p.queue.len()
 	}
 	p.queue.clear()
+	s.repeats -= len(p.again)
 	p.again = nil
 	s.out -= p.track.inFlight
 	p.track.inFlight = 0

@@ -250,7 +250,7 @@ func (c *conn) pump() {
 			_, err = io.ReadFull(c.Conn, body)
 		}
 		if err != nil {
-			c.broken(err)
+			_ = c.broken(err)
 			return
 		}
 		id := int32(binary.BigEndian.Uint32(head[4:]))

@@ -39,8 +39,14 @@ func (p *publisher) Publish(ctx context.Context, messages []broker.Message) erro
 		return &broker.PublishError{Items: items}
 	}
 	f := newFlight(c, len(messages))
+	var turn int32
 	for i := range messages {
-		f.send(ctx, p.record(&messages[i]))
+		if i%run(len(messages)) == 0 {
+			turn = p.client.turns.take()
+		}
+		r := p.record(&messages[i])
+		r.Partition = turn
+		f.send(ctx, r)
 	}
 	var items []broker.PublishItem
 	for i, err := range f.wait() {

@@ -37,7 +37,6 @@ type pump struct {
 	cancel context.CancelFunc
 	round  chan struct{} // closed when the poll that is under way is dealt with; nil: there is none
 	over   bool
-	done   sync.WaitGroup
 }
 
 // run polls until the subscription is over.

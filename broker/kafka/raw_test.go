@@ -37,7 +37,7 @@ type raw struct {
 
 func newRaw(t testing.TB, servers ...string) *raw {
 	t.Helper()
-	c, err := kgo.NewClient(kgo.SeedBrokers(servers...), kgo.RecordPartitioner(spread{}), kgo.ProducerLinger(0), kgo.MetadataMinAge(50*time.Millisecond), kgo.DisableClientMetrics(), kgo.ConnIdleTimeout(500*time.Millisecond))
+	c, err := kgo.NewClient(kgo.SeedBrokers(servers...), kgo.RecordPartitioner(kgo.RoundRobinPartitioner()), kgo.ProducerLinger(0), kgo.MetadataMinAge(50*time.Millisecond), kgo.DisableClientMetrics(), kgo.ConnIdleTimeout(500*time.Millisecond))
 	must(t, err)
 	t.Cleanup(c.Close)
 	return &raw{servers: servers, client: c, admin: kadm.NewClient(c), network: newNetwork(c)}

@@ -25,7 +25,8 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 		s.reached(stepBeforeCopy)
 		copying, cancel := context.WithCancel(ctx) // a subscription that is over waits for no confirm
 		defer cancel()
-		defer context.AfterFunc(s.commits.ctx, cancel)()
+		stop := context.AfterFunc(s.commits.ctx, cancel)
+		defer stop()
 		f = r.send(copying)
 	}
 	if r.plain > 0 {
@@ -166,7 +167,7 @@ func (r *round) finish(of func(settle.Kind) bool) {
 	}
 	s.commits.dirty()
 	poke(s.settled)
-	if back || s.backlog > 0 || len(s.held) > 0 {
+	if s.worth() && (back || s.backlog > 0 || len(s.held) > 0) {
 		poke(s.arrived)
 	}
 }
@@ -185,6 +186,7 @@ func (s *subscription) comesAgain(e *entry) {
 	n.fill(e.record, e.from)
 	n.Redelivered = true
 	e.from.again = append(e.from.again, n)
+	s.repeats++
 }
 
 // release gives a delivery back to the caller, to be settled another time.
@@ -215,12 +217,15 @@ func (r *round) send(ctx context.Context) *flight {
 	}
 	f := newFlight(c, r.copies)
 	r.index = make([]int, 0, r.copies)
+	turn := s.client.turns.take()
 	for i := range r.batch {
 		if r.skipped(i) || !r.batch[i].Action.Kind.Copies() {
 			continue
 		}
 		r.index = append(r.index, i)
-		f.send(ctx, copyOf(entryOf(r.batch[i].Delivery), &r.batch[i], s.plan.target(r.batch[i].Action)))
+		c := copyOf(entryOf(r.batch[i].Delivery), &r.batch[i], s.plan.target(r.batch[i].Action))
+		c.Partition = turn
+		f.send(ctx, c)
 	}
 	return f
 }

@@ -30,6 +30,7 @@ type subscription struct {
 	role        broker.Role
 	group, main string
 	prefetch    int
+	concurrency int
 	logger      *slog.Logger
 
 	member  *kgo.Client // reads the main topic, and is assigned the hold topics, too
@@ -46,6 +47,7 @@ type subscription struct {
 	turn     int          // where in ready the next delivery begins
 	backlog  int          // records of the main topic that were fetched, not delivered, and may be
 	out      int          // delivered and not settled
+	repeats  int          // handed back, to be delivered again
 	slab     []entry
 	stopping bool
 	closed   bool
@@ -59,8 +61,8 @@ type subscription struct {
 	ended   chan struct{} // closed when the subscription is over
 	down    chan struct{} // closed when the clients of the library are closed
 
-	endOne, stopOne, downOne sync.Once
-	wg                       sync.WaitGroup
+	endOne, downOne sync.Once
+	wg              sync.WaitGroup
 }
 
 type topicPartition struct {
@@ -75,7 +77,7 @@ var (
 
 func newSubscription(c *client, p plan, in broker.Subscribe) *subscription {
 	s := &subscription{
-		client: c, plan: p, role: in.Role, group: p.group, main: p.source, prefetch: max(in.Prefetch, 1),
+		client: c, plan: p, role: in.Role, group: p.group, main: p.source, prefetch: max(in.Prefetch, 1), concurrency: max(in.Concurrency, 1),
 		logger: cmp.Or(in.Logger, c.dialer.logger), parts: map[topicPartition]*partition{},
 		arrived: make(chan struct{}, 1), settled: make(chan struct{}, 1), stopped: make(chan struct{}), ended: make(chan struct{}), down: make(chan struct{}),
 	}
@@ -179,12 +181,14 @@ func (s *subscription) next() ([]*broker.Delivery, time.Duration, error) {
 		return nil, 0, s.lost
 	}
 	room := s.prefetch - s.out
-	if room <= 0 {
+	if !s.worth() {
 		return nil, 0, nil
 	}
 	batch := make([]*broker.Delivery, 0, min(room, s.backlog+8))
-	for _, p := range s.parts {
-		batch = s.repeat(p, batch, room)
+	if s.repeats > 0 {
+		for _, p := range s.parts {
+			batch = s.repeat(p, batch, room)
+		}
 	}
 	var until time.Duration
 	if len(s.held) > 0 {
@@ -209,12 +213,19 @@ func (s *subscription) next() ([]*broker.Delivery, time.Duration, error) {
 	return batch, until, nil
 }
 
+// worth says whether there is room for as much as is worth waking anyone up for, or too little at work to wait for that.
+func (s *subscription) worth() bool {
+	room := s.prefetch - s.out
+	return room > 0 && (room >= s.prefetch/4 || s.out <= 2*s.concurrency)
+}
+
 // repeat delivers again what was handed back.
 func (s *subscription) repeat(p *partition, batch []*broker.Delivery, room int) []*broker.Delivery {
 	if len(p.again) == 0 || p.revoking.Load() {
 		return batch
 	}
 	n := 0
+	defer func() { s.repeats -= n }()
 	for _, e := range p.again {
 		if len(batch) == room {
 			break
@@ -389,7 +400,7 @@ func (s *subscription) Stop(context.Context) error {
 		p.queue.clear()
 		p.again = nil
 	}
-	s.backlog = 0
+	s.backlog, s.repeats = 0, 0
 	return nil
 }
 

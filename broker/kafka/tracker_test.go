@@ -118,7 +118,7 @@ func TestTrackerModel(t *testing.T) {
 				tr = newTracker(parsePosition(p.next, p.encode()))
 				flying = flying[:0]
 				for _, o := range inLog {
-					switch v := verdict(skip); {
+					switch v := skip; {
 					case o < p.next:
 						if !done[o] {
 							t.Fatalf("committed %d and record %d is not done", p.next, o)
