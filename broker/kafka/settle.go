@@ -101,6 +101,7 @@ func (r *round) claim() {
 			e.state = settling
 			if r.batch[i].Action.Kind.Copies() {
 				r.copies++
+				s.copying++
 			} else {
 				r.plain++
 			}
@@ -147,6 +148,9 @@ func (r *round) finish(of func(settle.Kind) bool) {
 		}
 		e := entryOf(r.batch[i].Delivery)
 		p := e.from
+		if kind.Copies() {
+			s.copying--
+		}
 		if p.lost != nil {
 			r.fail(i, p.lost)
 			continue
@@ -196,6 +200,7 @@ func (r *round) release(i int, err error) {
 	e := entryOf(r.batch[i].Delivery)
 	lost := e.from.lost
 	e.state = unsettled
+	s.copying-- // only copies are released
 	s.mu.Unlock()
 	if lost != nil {
 		err = lost

@@ -47,6 +47,7 @@ type subscription struct {
 	turn     int          // where in ready the next delivery begins
 	backlog  int          // records of the main topic that were fetched, not delivered, and may be
 	out      int          // delivered and not settled
+	copying  int          // of those, settled by a copy that is not confirmed
 	repeats  int          // handed back, to be delivered again
 	slab     []entry
 	stopping bool
@@ -216,7 +217,7 @@ func (s *subscription) next() ([]*broker.Delivery, time.Duration, error) {
 // worth says whether there is room for as much as is worth waking anyone up for, or too little at work to wait for that.
 func (s *subscription) worth() bool {
 	room := s.prefetch - s.out
-	return room > 0 && (room >= s.prefetch/4 || s.out <= 2*s.concurrency)
+	return room > 0 && (room >= s.prefetch/4 || s.out-s.copying <= 2*s.concurrency)
 }
 
 // repeat delivers again what was handed back.
