@@ -118,18 +118,18 @@ func TestTrackerModel(t *testing.T) {
 				tr = newTracker(parsePosition(p.next, p.encode()))
 				flying = flying[:0]
 				for _, o := range inLog {
-					switch v := skip; {
-					case o < p.next:
+					if o < p.next {
 						if !done[o] {
 							t.Fatalf("committed %d and record %d is not done", p.next, o)
 						}
-					default:
-						if v = tr.admit(o, false); (v == skip) != done[o] {
-							t.Fatalf("record %d: verdict %d, done %v", o, v, done[o])
-						}
-						if v == deliver {
-							flying = append(flying, o)
-						}
+						continue
+					}
+					v := tr.admit(o, false)
+					if (v == skip) != done[o] {
+						t.Fatalf("record %d: verdict %d, done %v", o, v, done[o])
+					}
+					if v == deliver {
+						flying = append(flying, o)
 					}
 				}
 			}
