@@ -83,7 +83,6 @@ func capabilities(json.RawMessage) broker.Capabilities {
 		Partition:       true,
 		Offset:          true,
 		BrokerTimestamp: true,
-		Sequenced:       true,
 		ReadsHolds:      true,
 		ResendsSafely:   true,
 		Connected:       true,

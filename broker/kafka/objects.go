@@ -94,6 +94,9 @@ func newPlan(d broker.Declaration) (plan, error) {
 		return plan{}, fmt.Errorf("%w: %w", err, broker.ErrUnsupported)
 	}
 	t := d.Topology
+	if t.Sequenced != nil {
+		return plan{}, fmt.Errorf("sequenced topologies on Kafka: %w yet", broker.ErrUnsupported)
+	}
 	p := plan{topology: t, options: o, source: physical(t, t.Source), main: physical(t, t.Queue), group: o.GroupID}
 	if p.group == "" {
 		p.group = physical(t, t.Queue)
@@ -102,7 +105,7 @@ func newPlan(d broker.Declaration) (plan, error) {
 		p.dead = physical(t, t.DeadLetter)
 		p.deadGroup = p.dead
 	}
-	if !t.External && t.Sequenced == nil {
+	if !t.External {
 		for _, h := range t.Holds {
 			p.holds = append(p.holds, holdTopic{physical(t, h.Queue), h.Delay})
 		}
@@ -144,14 +147,10 @@ func (p *plan) addTopics() error {
 
 // partitions of the main topic and of hold topics.
 func (p *plan) partitions() int32 {
-	switch s := p.topology.Sequenced; {
-	case p.options.Partitions > 0:
+	if p.options.Partitions > 0 {
 		return p.options.Partitions
-	case s != nil:
-		return int32(len(s.Shards)) //nolint:gosec // at most 256
-	default:
-		return defaultPartitions
 	}
+	return defaultPartitions
 }
 
 func (p *plan) topic(name string, role topology.Role) topicSpec {

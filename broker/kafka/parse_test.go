@@ -130,8 +130,6 @@ func TestPlan(t *testing.T) {
 		// What comes back at once must not be seen by others of the source: it has a topic of its own.
 		"source": {topology.Spec{Queue: "audit", Source: "orders", Holds: hold}, ``,
 			[]string{"orders", "audit-hold-1s", "orders-hold-9s", "audit"}, []string{"audit", "audit-hold-1s"}, "audit"},
-		"sequenced": {topology.Spec{Queue: "orders", Holds: hold, DeadLetter: true, Sequenced: &topology.SequencedSpec{Shards: 4}}, ``,
-			[]string{"orders"}, []string{"orders-dlq", "orders"}, "orders"},
 	} {
 		read, declared, group := names(tc.spec, tc.options)
 		if d := cmp.Diff(tc.read, read); d != "" {
@@ -143,6 +141,15 @@ func TestPlan(t *testing.T) {
 		if group != tc.group {
 			t.Errorf("%s: group %q, want %q", name, group, tc.group)
 		}
+	}
+}
+
+func TestSequencedIsRefused(t *testing.T) {
+	t.Parallel()
+	topo, err := topology.Derive(topology.Spec{Queue: "orders", Holds: []time.Duration{time.Second}, DeadLetter: true, Sequenced: &topology.SequencedSpec{Shards: 4}})
+	must(t, err)
+	if _, err := objects(broker.Declaration{Topology: topo}); !errors.Is(err, broker.ErrUnsupported) {
+		t.Errorf("got %v, want ErrUnsupported", err)
 	}
 }
 
