@@ -4,12 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"net"
 	"testing"
 	"time"
 
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
 	"github.com/rs/zerolog"
+
+	"github.com/shove-dev/shove/internal/testenv/freeport"
 )
 
 // FaultProxy stands between a client and a server on loopback and breaks the connection on demand. Its methods may
@@ -99,10 +100,9 @@ func (p *FaultProxy) toxic(kind, stream string, attributes map[string]any) {
 // FreePort returns a loopback TCP port that was free a moment ago.
 func FreePort(tb testing.TB) int {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := freeport.Pick(1)
 	if err != nil {
-		tb.Fatalf("looking for a free port: %v", err)
+		tb.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	return ports[0]
 }

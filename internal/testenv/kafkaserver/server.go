@@ -9,14 +9,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"time"
 
+	"github.com/shove-dev/shove/internal/testenv/freeport"
 	"github.com/shove-dev/shove/internal/testenv/rabbitserver"
 )
 
@@ -206,31 +205,14 @@ func (s *Server) Log() string {
 
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// freePorts picks ports that are free, below those that the kernel gives to outgoing connections: a client that tries
-// again while the broker is down could be given the broker's port, and connect to itself.
 func freePorts(names []string) (map[string]int, error) {
-	const first, last = 10000, 32000
+	free, err := freeport.Pick(len(names))
+	if err != nil {
+		return nil, err
+	}
 	ports := map[string]int{}
-	taken := make([]int, 0, len(names))
-	for _, name := range names {
-		for try := 0; ports[name] == 0; try++ {
-			if try > 1000 {
-				return nil, errors.New("looking for a free port: none found")
-			}
-			port := first + rand.IntN(last-first)
-			if slices.Contains(taken, port) || !free(port) {
-				continue
-			}
-			ports[name], taken = port, append(taken, port)
-		}
+	for i, name := range names {
+		ports[name] = free[i]
 	}
 	return ports, nil
-}
-
-func free(port int) bool {
-	l, err := net.Listen("tcp", loopback(port))
-	if err != nil {
-		return false
-	}
-	return l.Close() == nil
 }

@@ -14,6 +14,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"github.com/shove-dev/shove/internal/testenv/freeport"
 )
 
 // User and Password are what a started server accepts.
@@ -190,16 +192,15 @@ func (s *Server) managementReady(ctx context.Context) error {
 
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// freePorts picks ports that were free a moment ago. All are held at once, so that they differ.
 func freePorts() (ports, error) {
 	var p ports
-	for _, dst := range []*int{&p.amqp, &p.tls, &p.management, &p.dist, &p.epmd} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return p, fmt.Errorf("looking for a free port: %w", err)
-		}
-		defer l.Close()
-		*dst = l.Addr().(*net.TCPAddr).Port
+	of := []*int{&p.amqp, &p.tls, &p.management, &p.dist, &p.epmd}
+	free, err := freeport.Pick(len(of))
+	if err != nil {
+		return p, err
+	}
+	for i, port := range free {
+		*of[i] = port
 	}
 	return p, nil
 }
