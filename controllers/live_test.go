@@ -139,7 +139,7 @@ func startLive(c *cluster, v testenv.RabbitMQVhost) *liveWorker {
 	if out, err := exec.Command("go", "build", "-o", program, "../examples/orders/worker").CombinedOutput(); err != nil {
 		c.t.Fatalf("building the worker: %v\n%s", err, out)
 	}
-	node := kubelet.New(kubelet.Config{REST: c.cfg, Dir: c.t.TempDir(), SyncPeriod: time.Hour, Selector: labels.SelectorFromSet(labels.Set{"live": c.ns}),
+	node := kubelet.New(kubelet.Config{REST: c.cfg, Dir: c.t.TempDir(), Namespace: c.ns, SyncPeriod: time.Hour, Selector: labels.SelectorFromSet(labels.Set{"live": c.ns}),
 		Images: func(string) ([]string, bool) { return []string{program}, true }})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
