@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -84,8 +83,8 @@ func (o *onKafka) client(opts ...kgo.Opt) (*kgo.Client, error) {
 	return kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(o.servers...), kgo.DisableClientMetrics()}, opts...)...)
 }
 
-// fill publishes n messages, evenly over the partitions, with one of so many keys where there are any.
-func (o *onKafka) fill(keys int) error {
+// fill publishes n messages, evenly over the partitions.
+func (o *onKafka) fill() error {
 	if err := o.anew(); err != nil {
 		return err
 	}
@@ -97,16 +96,13 @@ func (o *onKafka) fill(keys int) error {
 	rs := make([]*kgo.Record, o.n)
 	for i := range rs {
 		rs[i] = &kgo.Record{Topic: "bench", Value: body}
-		if keys > 0 {
-			rs[i].Key = []byte(strconv.Itoa(i % keys))
-		}
 	}
 	return c.ProduceSync(context.Background(), rs...).FirstErr()
 }
 
 func (o *onKafka) ours(handle func(*runtime.Metadata) runtime.Outcome) run {
 	return func() (sample, error) {
-		if err := o.fill(0); err != nil {
+		if err := o.fill(); err != nil {
 			return sample{}, err
 		}
 		c := newCountdown(o.n)
@@ -177,7 +173,7 @@ func (c *contiguousAll) commit(cl *kgo.Client) error {
 // byHand is a poll loop with ten workers, as many as our handlers, a tracker of what is done, and a commit every 100 ms.
 func (o *onKafka) byHand(handle func(c *kgo.Client, r *kgo.Record, finish func())) run {
 	return func() (sample, error) {
-		if err := o.fill(0); err != nil {
+		if err := o.fill(); err != nil {
 			return sample{}, err
 		}
 		stop := watch(o.n)
@@ -319,26 +315,20 @@ func (t timed) check(out io.Writer) (bool, error) {
 // kafkaParallel is the workload of Confluent's parallel consumer: 10,000 records of 0 to 5 ms of work each in one
 // partition.
 func kafkaParallel() []timed {
-	load := func(keys int) func() (sample, error) {
-		return func() (sample, error) {
-			o, err := newOnKafka(1, 200, 10_000)
-			if err != nil {
-				return sample{}, err
-			}
-			o.concurrency, o.keyed = 20, keys > 0
-			if err := o.fill(keys); err != nil {
-				return sample{}, err
-			}
-			c := newCountdown(o.n)
-			return o.consume(o.n, func(*runtime.Metadata) runtime.Outcome {
-				time.Sleep(time.Duration(rand.IntN(5_000)) * time.Microsecond)
-				c.tick()
-				return runtime.Ack
-			}, c.done, nil)
+	return []timed{{"kafka, 10,000 records of 0–5 ms, one partition", 2300 * time.Millisecond, func() (sample, error) {
+		o, err := newOnKafka(1, 200, 10_000)
+		if err != nil {
+			return sample{}, err
 		}
-	}
-	return []timed{
-		{"kafka, 10,000 records of 0–5 ms, unordered", 2300 * time.Millisecond, load(0)},
-		{"kafka, 10,000 records of 0–5 ms, 20 keys", 2300 * time.Millisecond, load(20)},
-	}
+		o.concurrency = 20
+		if err := o.fill(); err != nil {
+			return sample{}, err
+		}
+		c := newCountdown(o.n)
+		return o.consume(o.n, func(*runtime.Metadata) runtime.Outcome {
+			time.Sleep(time.Duration(rand.IntN(5_000)) * time.Microsecond)
+			c.tick()
+			return runtime.Ack
+		}, c.done, nil)
+	}}}
 }

@@ -27,19 +27,14 @@ type setup struct {
 	options  []byte
 	prefetch int
 	holds    []time.Duration
-	// concurrency is that of handlers; zero: the default. Keyed keeps the order of messages with one key.
+	// concurrency is that of handlers; zero: the default.
 	concurrency int
-	keyed       bool
 }
 
 func (s setup) config() *config.RuntimeConfig {
 	t := config.Topology{Name: "bench", Broker: "bench", Queue: "bench", DeadLetter: "bench-dlq", Options: s.options}
 	for _, d := range s.holds {
 		t.HoldQueues = append(t.HoldQueues, config.Hold{Delay: config.Duration(d)})
-	}
-	if s.keyed {
-		t.Sequenced = &config.Sequenced{}
-		t.HoldQueues = []config.Hold{{Delay: config.Duration(time.Second)}}
 	}
 	b := s.kind
 	b.Name = "bench"
