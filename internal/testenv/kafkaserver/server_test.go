@@ -1,6 +1,7 @@
-package kafkaserver
+package kafkaserver_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -10,17 +11,20 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/shove-dev/shove/internal/testenv"
+	"github.com/shove-dev/shove/internal/testenv/kafkaserver"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// available ends the test where a broker cannot be had. It is testenv.Skip, which imports this package.
+// available ends the test where a broker cannot be had.
 func available(t *testing.T, err error) {
 	t.Helper()
 	switch {
 	case err == nil:
-	case os.Getenv("REQUIRE_ALL") != "1" && strings.Contains(err.Error(), ErrNotAvailable.Error()):
-		t.Skip(err)
+	case errors.Is(err, kafkaserver.ErrNotAvailable):
+		testenv.Skip(t, err.Error())
 	default:
 		t.Fatal(err)
 	}
@@ -30,10 +34,10 @@ func available(t *testing.T, err error) {
 func TestJars(t *testing.T) {
 	if os.Getenv("UPDATE") == "1" {
 		dir := t.TempDir()
-		if err := download(t.Context(), dir); err != nil {
+		if err := kafkaserver.Download(t.Context(), dir); err != nil {
 			t.Fatal(err)
 		}
-		found, err := checksums(dir)
+		found, err := kafkaserver.Checksums(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -47,12 +51,12 @@ func TestJars(t *testing.T) {
 		}
 		return
 	}
-	dir, err := jars(t.Context())
+	dir, err := kafkaserver.Jars(t.Context())
 	available(t, err)
-	if os.Getenv(JarsVar) != "" {
+	if os.Getenv(kafkaserver.JarsVar) != "" {
 		return // they are somebody's own
 	}
-	if err := verify(dir); err != nil {
+	if err := kafkaserver.Verify(dir); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -61,7 +65,7 @@ func TestJavaVersion(t *testing.T) {
 	for text, want := range map[string]int{
 		`openjdk version "17.0.15" 2025-04-15`: 17, `java version "1.8.0_402"`: 8, `openjdk version "21" 2023-09-19`: 21, "nothing": 0,
 	} {
-		if got := javaVersion(text); got != want {
+		if got := kafkaserver.JavaVersion(text); got != want {
 			t.Errorf("javaVersion(%q) = %d, want %d", text, got, want)
 		}
 	}
@@ -69,11 +73,8 @@ func TestJavaVersion(t *testing.T) {
 
 // TestLifecycle starts a broker with all its listeners, and ends it in every way.
 func TestLifecycle(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts a broker twice")
-	}
 	started := time.Now()
-	s, err := Start(t.Context(), Options{Secure: true})
+	s, err := kafkaserver.Start(t.Context(), kafkaserver.Options{Secure: true})
 	available(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
@@ -81,7 +82,7 @@ func TestLifecycle(t *testing.T) {
 		}
 	})
 	t.Logf("started in %v", time.Since(started).Round(10*time.Millisecond))
-	for _, l := range []string{Plain, SASL, TLS, MTLS, SASLTLS} {
+	for _, l := range []string{kafkaserver.Plain, kafkaserver.SASL, kafkaserver.TLS, kafkaserver.MTLS, kafkaserver.SASLTLS} {
 		c, err := net.DialTimeout("tcp", s.Addr(l), time.Second)
 		if err != nil {
 			t.Fatalf("listener %s: %v\n%s", l, err, s.Log())
@@ -93,7 +94,7 @@ func TestLifecycle(t *testing.T) {
 		if err := end(); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if c, err := net.DialTimeout("tcp", s.Addr(Plain), time.Second); err == nil {
+		if c, err := net.DialTimeout("tcp", s.Addr(kafkaserver.Plain), time.Second); err == nil {
 			_ = c.Close()
 			t.Fatalf("%s: it still listens", name)
 		}
@@ -106,7 +107,7 @@ func TestLifecycle(t *testing.T) {
 	if strings.Contains(s.Log(), "ERROR") {
 		t.Errorf("the broker complains:%s", s.Log())
 	}
-	dir := s.dir
+	dir := s.Dir()
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
