@@ -87,7 +87,9 @@ func (n *network) dial(ctx context.Context, _, proto, addr string) (net.Conn, er
 func (n *network) cut() {
 	n.breakConns()
 	for _, s := range n.live() {
-		n.evict(s)
+		if err := n.evict(s); err != nil {
+			panic(fmt.Sprintf("a member of group %q cannot be removed: %v", s.group, err)) // called without a test at hand, too
+		}
 	}
 }
 
@@ -119,11 +121,14 @@ func (n *network) shared(t testing.TB) {
 }
 
 // evict removes a member from its group, until it knows.
-func (n *network) evict(s *subscription) {
-	for began := time.Now(); !s.isOver() && time.Since(began) < 10*time.Second; time.Sleep(5 * time.Millisecond) {
+func (n *network) evict(s *subscription) error {
+	return testenv.Poll(bound, func() error {
+		if s.isOver() {
+			return nil
+		}
 		id, _ := s.member.GroupMetadata()
 		if id == "" {
-			continue
+			return errors.New("it has not joined yet")
 		}
 		req := kmsg.NewPtrLeaveGroupRequest()
 		req.Group = s.group
@@ -132,13 +137,17 @@ func (n *network) evict(s *subscription) {
 		m.MemberID = id
 		req.Members = append(req.Members, m)
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		_, _ = req.RequestWith(ctx, n.admin)
-		cancel()
+		defer cancel()
+		if _, err := req.RequestWith(ctx, n.admin); err != nil {
+			return err
+		}
 		select { // a member that is about to join anew takes another id, and is to be found again
 		case <-s.ended:
+			return nil
 		case <-time.After(time.Second):
+			return errors.New("it is still a member")
 		}
-	}
+	})
 }
 
 func (s *subscription) isOver() bool {

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,6 +66,7 @@ func TestRebalanceStorm(t *testing.T) {
 			return o
 		}
 		published, stop := 0, make(chan struct{})
+		var turns atomic.Int32
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			c, err := b.mode.driver().OpenClient(context.Background(), b.cfg)
@@ -99,7 +101,7 @@ func TestRebalanceStorm(t *testing.T) {
 		})
 		for i := range 3 {
 			wg.Go(func() {
-				for turn := 0; ; turn++ {
+				for ; ; turns.Add(1) {
 					rt, err := worker(b.mode.driver(), d, b.cfg.Endpoint, slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}), handle)
 					if err != nil {
 						t.Error(err)
@@ -120,7 +122,13 @@ func TestRebalanceStorm(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(8 * time.Second) // under load, not for something to happen
+		const rounds = 24 // of joining and leaving, under load
+		testenv.Eventually(t, time.Minute, func() error {
+			if n := turns.Load(); n < rounds {
+				return fmt.Errorf("%d rounds of %d", n, rounds)
+			}
+			return nil
+		})
 		close(stop)
 		wg.Wait()
 		b.workOff(d, handle)

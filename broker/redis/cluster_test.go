@@ -85,12 +85,7 @@ func TestClusterOfThree(t *testing.T) {
 		d := b.declare(topology.Spec{Queue: q, Holds: []time.Duration{50 * time.Millisecond}, DeadLetter: true})
 		l := newLedger()
 		stop := l.run(t, b, d)
-		testenv.Eventually(t, bound, func() error {
-			if n := l.snapshot(); n < 100 {
-				return fmt.Errorf("%d confirmed", n)
-			}
-			return nil
-		})
+		l.grows(t, 100)
 		stop()
 	}
 	e := endpointOf(cluster, nodes[0].Addr())
@@ -125,17 +120,11 @@ func TestClusterSlotMoves(t *testing.T) {
 	d := b.declare(topology.Spec{Queue: q, Holds: []time.Duration{50 * time.Millisecond}, DeadLetter: true})
 	l := newLedger()
 	stop := l.run(t, b, d)
-	time.Sleep(300 * time.Millisecond) // under load, not for something to happen
+	l.grows(t, 50)
 	moveSlot(t, nodes[0], nodes[1], slotOf(main(d)))
 	b.raw = goredis.NewClient(&goredis.Options{Addr: nodes[1].Addr(), Protocol: 2, DisableIdentity: true})
 	t.Cleanup(func() { _ = b.raw.Close() })
-	before := l.snapshot()
-	testenv.Eventually(t, bound, func() error {
-		if n := l.snapshot(); n < before+100 {
-			return fmt.Errorf("%d confirmed, %d before", n, before)
-		}
-		return nil
-	})
+	l.grows(t, 100)
 	stop()
 	if n := b.raw.XLen(t.Context(), dead(d)).Val(); n == 0 {
 		t.Error("nothing is on the other node")
@@ -193,7 +182,7 @@ func TestClusterFailover(t *testing.T) {
 	d := b.declare(topology.Spec{Queue: q, Holds: []time.Duration{50 * time.Millisecond}, DeadLetter: true})
 	l := newLedger()
 	stop := l.run(t, b, d)
-	time.Sleep(500 * time.Millisecond)
+	l.grows(t, 100)
 	l.died = time.Now()
 	if err := nodes[1].Kill(); err != nil {
 		t.Fatal(err)
@@ -214,13 +203,7 @@ func afterFailover(t *testing.T, b *bench, l *ledger, next *redisserver.Server) 
 		}
 		return nil
 	})
-	before := l.snapshot()
-	testenv.Eventually(t, time.Minute, func() error {
-		if n := l.snapshot(); n < before+200 {
-			return fmt.Errorf("%d confirmed, %d before", n, before)
-		}
-		return nil
-	})
+	l.grows(t, 200)
 }
 
 // Sentinels name another primary: the client finds it, and nothing that was replicated is lost.
@@ -253,7 +236,7 @@ func TestSentinelFailover(t *testing.T) {
 	d := b.declare(topology.Spec{Queue: "orders", Holds: []time.Duration{50 * time.Millisecond}, DeadLetter: true})
 	l := newLedger()
 	stop := l.run(t, b, d)
-	time.Sleep(500 * time.Millisecond)
+	l.grows(t, 100)
 	l.died = time.Now()
 	if err := primary.Kill(); err != nil {
 		t.Fatal(err)

@@ -55,6 +55,18 @@ func (l *ledger) snapshot() int {
 	return len(l.confirmed)
 }
 
+// grows waits until n more messages are confirmed, so that what follows happens under load.
+func (l *ledger) grows(t *testing.T, n int) {
+	t.Helper()
+	before := l.snapshot()
+	testenv.Eventually(t, time.Minute, func() error {
+		if now := l.snapshot(); now < before+n {
+			return fmt.Errorf("%d messages confirmed, %d before", now, before)
+		}
+		return nil
+	})
+}
+
 // missing are the confirmed messages that did not end yet and were not destroyed.
 func (l *ledger) missing() []string {
 	l.mu.Lock()
@@ -291,43 +303,43 @@ func TestA9_Ledger(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name  string
-		fault func(t *testing.T, srv *redisserver.Server, proxy *testenv.FaultProxy)
+		fault func(t *testing.T, l *ledger, srv *redisserver.Server, proxy *testenv.FaultProxy)
 	}{
-		{"cut", func(t *testing.T, _ *redisserver.Server, proxy *testenv.FaultProxy) {
+		{"cut", func(t *testing.T, l *ledger, _ *redisserver.Server, proxy *testenv.FaultProxy) {
 			for range 5 {
-				time.Sleep(300 * time.Millisecond) // under load, not for something to happen
+				l.grows(t, 50)
 				proxy.Flap()
 			}
 		}},
-		{"cut_in_the_middle_of_answers", func(t *testing.T, _ *redisserver.Server, proxy *testenv.FaultProxy) {
+		{"cut_in_the_middle_of_answers", func(_ *testing.T, _ *ledger, _ *redisserver.Server, proxy *testenv.FaultProxy) {
 			for n := range 5 {
 				proxy.Restore()
 				proxy.LimitData(int64(20_000 + 1_777*n))
-				time.Sleep(400 * time.Millisecond)
+				time.Sleep(400 * time.Millisecond) // a while in which every connection breaks
 			}
 			proxy.Restore()
 		}},
-		{"frozen_network", func(t *testing.T, _ *redisserver.Server, proxy *testenv.FaultProxy) {
-			time.Sleep(300 * time.Millisecond)
+		{"frozen_network", func(t *testing.T, l *ledger, _ *redisserver.Server, proxy *testenv.FaultProxy) {
+			l.grows(t, 50)
 			proxy.Freeze()
 			time.Sleep(8 * time.Second) // longer than a read may take
 			proxy.Restore()
 			proxy.Flap() // what was frozen is gone
 		}},
-		{"server_killed", func(t *testing.T, srv *redisserver.Server, _ *testenv.FaultProxy) {
-			time.Sleep(500 * time.Millisecond)
+		{"server_killed", func(t *testing.T, l *ledger, srv *redisserver.Server, _ *testenv.FaultProxy) {
+			l.grows(t, 100)
 			if err := errors.Join(srv.Kill(), srv.Restart(t.Context())); err != nil {
 				t.Fatal(err)
 			}
 		}},
-		{"server_stopped", func(t *testing.T, srv *redisserver.Server, _ *testenv.FaultProxy) {
-			time.Sleep(500 * time.Millisecond)
+		{"server_stopped", func(t *testing.T, l *ledger, srv *redisserver.Server, _ *testenv.FaultProxy) {
+			l.grows(t, 100)
 			if err := errors.Join(srv.Stop(), srv.Restart(t.Context())); err != nil {
 				t.Fatal(err)
 			}
 		}},
-		{"server_paused", func(t *testing.T, srv *redisserver.Server, _ *testenv.FaultProxy) {
-			time.Sleep(300 * time.Millisecond)
+		{"server_paused", func(t *testing.T, l *ledger, srv *redisserver.Server, _ *testenv.FaultProxy) {
+			l.grows(t, 50)
 			if err := srv.Freeze(); err != nil {
 				t.Fatal(err)
 			}
@@ -343,9 +355,10 @@ func TestA9_Ledger(t *testing.T) {
 			proxy := testenv.Proxy(t, srv.Addr())
 			b := benchOn(t, srv.Addr(), proxy.Addr())
 			d := b.declare(topology.Spec{Queue: "orders", Holds: []time.Duration{100 * time.Millisecond}, DeadLetter: true})
-			stop := newLedger().run(t, b, d)
-			c.fault(t, srv, proxy)
-			time.Sleep(300 * time.Millisecond) // under load once more
+			l := newLedger()
+			stop := l.run(t, b, d)
+			c.fault(t, l, srv, proxy)
+			l.grows(t, 50)
 			stop()
 		})
 	}
