@@ -31,6 +31,19 @@ var (
 	ErrTooLarge = errors.New("too large")
 )
 
+// Classified says whether err is one of this package's errors already, so that a backend leaves it as it is.
+func Classified(err error) bool {
+	for _, known := range []error{
+		ErrUnavailable, ErrUnauthorized, ErrNotFound, ErrConflict, ErrUnsupported,
+		ErrLost, ErrClosed, ErrUnknown, ErrRejected, ErrUnroutable, ErrTooLarge,
+	} {
+		if errors.Is(err, known) {
+			return true
+		}
+	}
+	return false
+}
+
 // ConflictError says exactly what differs.
 type ConflictError struct {
 	Object string // such as `queue "orders"`

@@ -13,16 +13,8 @@ import (
 // mapError puts an error of the client library under one of the seam's. What is unknown is ErrUnavailable: worth
 // trying again.
 func mapError(err error) error {
-	if err == nil {
-		return nil
-	}
-	for _, known := range []error{
-		broker.ErrUnavailable, broker.ErrUnauthorized, broker.ErrNotFound, broker.ErrConflict, broker.ErrUnsupported,
-		broker.ErrLost, broker.ErrClosed, broker.ErrUnknown, broker.ErrRejected, broker.ErrUnroutable, broker.ErrTooLarge,
-	} {
-		if errors.Is(err, known) {
-			return err
-		}
+	if err == nil || broker.Classified(err) {
+		return err
 	}
 	return fmt.Errorf("%w: %w", classify(err), scrubbed(err))
 }

@@ -3,7 +3,6 @@ package kafka
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/settle"
@@ -37,11 +36,7 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 		s.reached(stepBeforeAck)
 		r.finish(settle.Kind.Copies)
 	}
-	if len(r.items) == 0 {
-		return nil
-	}
-	slices.SortFunc(r.items, func(a, b broker.SettleItem) int { return a.Index - b.Index })
-	return &broker.SettleError{Items: r.items}
+	return r.failures.Err()
 }
 
 func entryOf(d *broker.Delivery) *entry {
@@ -54,28 +49,12 @@ func entryOf(d *broker.Delivery) *entry {
 
 // round is one call of Settle.
 type round struct {
-	sub   *subscription
-	batch []broker.Settlement
-	items []broker.SettleItem
-	// skip marks what is out already; nil while nothing is.
-	skip          []bool
+	sub           *subscription
+	batch         []broker.Settlement
+	failures      broker.SettleFailures
 	plain, copies int
 	index         []int // of the flight's records in batch
 }
-
-// fail records that a delivery is not settled.
-func (r *round) fail(i int, err error) {
-	if r.skip == nil {
-		r.skip = make([]bool, len(r.batch))
-	}
-	if r.skip[i] {
-		return
-	}
-	r.skip[i] = true
-	r.items = append(r.items, broker.SettleItem{Index: i, Err: err})
-}
-
-func (r *round) skipped(i int) bool { return r.skip != nil && r.skip[i] }
 
 // claim takes every delivery that can be settled, so that no other call does.
 func (r *round) claim() {
@@ -86,16 +65,16 @@ func (r *round) claim() {
 		e := entryOf(r.batch[i].Delivery)
 		switch {
 		case e == nil:
-			r.fail(i, fmt.Errorf("not a delivery of Kafka: %w", broker.ErrUnsupported))
+			r.failures.Add(i, fmt.Errorf("not a delivery of Kafka: %w", broker.ErrUnsupported))
 		case e.state != unsettled:
-			r.fail(i, errSettledBefore)
+			r.failures.Add(i, errSettledBefore)
 		case e.from.lost != nil:
-			r.fail(i, e.from.lost)
+			r.failures.Add(i, e.from.lost)
 		case s.parts[topicPartition{e.from.topic, e.from.id}] != e.from:
-			r.fail(i, fmt.Errorf("a delivery of another subscription: %w", broker.ErrLost))
+			r.failures.Add(i, fmt.Errorf("a delivery of another subscription: %w", broker.ErrLost))
 		default:
-			if err := r.check(r.batch[i].Action); err != nil {
-				r.fail(i, err)
+			if err := broker.CheckAction(&s.plan.topology, s.role, r.batch[i].Action); err != nil {
+				r.failures.Add(i, err)
 				continue
 			}
 			e.state = settling
@@ -109,32 +88,6 @@ func (r *round) claim() {
 	}
 }
 
-// check refuses actions that no caller may ask of this backend.
-func (r *round) check(a settle.Action) error {
-	p := &r.sub.plan
-	switch a.Kind {
-	case settle.Done, settle.Drop, settle.Requeue, settle.GiveBack:
-		return nil
-	case settle.Hold:
-		if a.Tier < 0 || a.Tier >= p.tiers {
-			return fmt.Errorf("hold tier %d of %q: it has %d: %w", a.Tier, p.topology.Queue, p.tiers, broker.ErrUnsupported)
-		}
-		return nil
-	case settle.Copy:
-		if p.topology.External {
-			return fmt.Errorf("copy a message to the external queue %q: %w", p.topology.Queue, broker.ErrUnsupported)
-		}
-		return nil
-	case settle.DeadLetter:
-		if p.dead == "" {
-			return fmt.Errorf("dead-letter a message of %q: it has no dead-letter queue: %w", p.topology.Queue, broker.ErrUnsupported)
-		}
-		return nil
-	default: // waiting in place is the caller's part
-		return fmt.Errorf("action %s: %w", a.Kind, broker.ErrUnsupported)
-	}
-}
-
 // finish notes what became of deliveries whose action is one of a kind.
 func (r *round) finish(of func(settle.Kind) bool) {
 	s := r.sub
@@ -143,7 +96,7 @@ func (r *round) finish(of func(settle.Kind) bool) {
 	back := false
 	for i := range r.batch {
 		kind := r.batch[i].Action.Kind
-		if r.skipped(i) || !of(kind) {
+		if r.failures.Has(i) || !of(kind) {
 			continue
 		}
 		e := entryOf(r.batch[i].Delivery)
@@ -152,7 +105,7 @@ func (r *round) finish(of func(settle.Kind) bool) {
 			s.copying--
 		}
 		if p.lost != nil {
-			r.fail(i, p.lost)
+			r.failures.Add(i, p.lost)
 			continue
 		}
 		s.out--
@@ -205,7 +158,7 @@ func (r *round) release(i int, err error) {
 	if lost != nil {
 		err = lost
 	}
-	r.fail(i, err)
+	r.failures.Add(i, err)
 }
 
 // send starts writing the copies. A nil flight means that none could be started.
@@ -214,7 +167,7 @@ func (r *round) send(ctx context.Context) *flight {
 	c, err := s.client.producing()
 	if err != nil {
 		for i := range r.batch {
-			if !r.skipped(i) && r.batch[i].Action.Kind.Copies() {
+			if !r.failures.Has(i) && r.batch[i].Action.Kind.Copies() {
 				r.release(i, fmt.Errorf("copy: %w", err))
 			}
 		}
@@ -224,7 +177,7 @@ func (r *round) send(ctx context.Context) *flight {
 	r.index = make([]int, 0, r.copies)
 	turn := s.client.turns.take()
 	for i := range r.batch {
-		if r.skipped(i) || !r.batch[i].Action.Kind.Copies() {
+		if r.failures.Has(i) || !r.batch[i].Action.Kind.Copies() {
 			continue
 		}
 		r.index = append(r.index, i)

@@ -3,7 +3,6 @@ package memory
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/shove-dev/shove/broker"
@@ -32,23 +31,15 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 	s.reached(StepAcked)
 	s.signal()
 	s.passOn()
-	if len(b.failed) > 0 {
-		slices.SortFunc(b.failed, func(x, y broker.SettleItem) int { return x.Index - y.Index })
-		return &broker.SettleError{Items: b.failed}
-	}
-	return nil
+	return b.failures.Err()
 }
 
 // settling is one call of Settle.
 type settling struct {
-	s      *subscription
-	batch  []broker.Settlement
-	copies int
-	failed []broker.SettleItem
-}
-
-func (b *settling) fail(i int, err error) {
-	b.failed = append(b.failed, broker.SettleItem{Index: i, Err: err})
+	s        *subscription
+	batch    []broker.Settlement
+	copies   int
+	failures broker.SettleFailures
 }
 
 func (b *settling) storeCopies() {
@@ -66,7 +57,7 @@ func (b *settling) storeCopies() {
 			err = b.s.storeCopy(d, st, m, now)
 		}
 		if err != nil {
-			b.fail(i, err)
+			b.failures.Add(i, err)
 		}
 	}
 }
@@ -140,7 +131,7 @@ func (b *settling) await(ctx context.Context) {
 	for i := range b.batch {
 		if d, ok := b.stored(i); ok {
 			d.settling = false
-			b.fail(i, err)
+			b.failures.Add(i, err)
 		}
 	}
 }
@@ -155,30 +146,20 @@ func (b *settling) stored(i int) (*delivery, bool) {
 }
 
 func (b *settling) acknowledge() {
-	failed := len(b.failed)
 	for i := range b.batch {
 		a := &b.batch[i].Action
 		if !a.Kind.Copies() {
 			if err := b.s.finish(b.batch[i].Delivery, a); err != nil {
-				b.fail(i, err)
+				b.failures.Add(i, err)
 			}
 			continue
 		}
 		if d, ok := b.stored(i); ok {
 			b.s.ack(d)
-		} else if !b.hasFailed(i, failed) { // lost since its copy was stored, or twice in the batch
-			b.fail(i, errNotHeld)
+		} else { // unless it failed before, it was lost since its copy was stored, or is twice in the batch
+			b.failures.Add(i, errNotHeld)
 		}
 	}
-}
-
-func (b *settling) hasFailed(i, n int) bool {
-	for _, item := range b.failed[:n] {
-		if item.Index == i {
-			return true
-		}
-	}
-	return false
 }
 
 // finish carries out an action that writes no copy.

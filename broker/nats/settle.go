@@ -3,7 +3,6 @@ package nats
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
@@ -45,11 +44,7 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 	r.bury(ctx)
 	s.reached(stepAcked)
 	s.topUp()
-	if len(r.items) == 0 {
-		return nil
-	}
-	slices.SortFunc(r.items, func(a, b broker.SettleItem) int { return a.Index - b.Index })
-	return &broker.SettleError{Items: r.items}
+	return r.failures.Err()
 }
 
 func isPlain(k settle.Kind) bool { return k == settle.Done || k == settle.Drop }
@@ -68,11 +63,9 @@ func entryOf(d *broker.Delivery) *entry {
 
 // round is one call of Settle.
 type round struct {
-	sub   *subscription
-	batch []broker.Settlement
-	items []broker.SettleItem
-	// skip marks what is out already; nil while nothing is.
-	skip                         []bool
+	sub                          *subscription
+	batch                        []broker.Settlement
+	failures                     broker.SettleFailures
 	plain, returns, copies, dead int
 }
 
@@ -90,7 +83,7 @@ const waveSize = 25
 func (r *round) all(of func(settle.Kind) bool) []int {
 	out := make([]int, 0, len(r.batch))
 	for i := range r.batch {
-		if !r.skipped(i) && of(r.batch[i].Action.Kind) {
+		if !r.failures.Has(i) && of(r.batch[i].Action.Kind) {
 			out = append(out, i)
 		}
 	}
@@ -101,26 +94,12 @@ func (r *round) all(of func(settle.Kind) bool) []int {
 func (r *round) some(index []int, of func(settle.Kind) bool) []int {
 	out := index[:0]
 	for _, i := range index {
-		if !r.skipped(i) && of(r.batch[i].Action.Kind) {
+		if !r.failures.Has(i) && of(r.batch[i].Action.Kind) {
 			out = append(out, i)
 		}
 	}
 	return out
 }
-
-// fail records that a delivery is not settled.
-func (r *round) fail(i int, err error) {
-	if r.skip == nil {
-		r.skip = make([]bool, len(r.batch))
-	}
-	if r.skip[i] {
-		return
-	}
-	r.skip[i] = true
-	r.items = append(r.items, broker.SettleItem{Index: i, Err: err})
-}
-
-func (r *round) skipped(i int) bool { return r.skip != nil && r.skip[i] }
 
 // claim takes every delivery that can be settled, so that no other call does.
 func (r *round) claim() {
@@ -132,20 +111,20 @@ func (r *round) claim() {
 		e, kind := entryOf(r.batch[i].Delivery), r.batch[i].Action.Kind
 		switch {
 		case e == nil:
-			r.fail(i, fmt.Errorf("not a delivery of NATS: %w", broker.ErrUnsupported))
+			r.failures.Add(i, fmt.Errorf("not a delivery of NATS: %w", broker.ErrUnsupported))
 		case e.sub != s:
-			r.fail(i, fmt.Errorf("a delivery of another subscription: %w", broker.ErrLost))
+			r.failures.Add(i, fmt.Errorf("a delivery of another subscription: %w", broker.ErrLost))
 		case e.state != unsettled:
-			r.fail(i, errSettledBefore)
+			r.failures.Add(i, errSettledBefore)
 		case s.lost != nil:
-			r.fail(i, s.lost)
+			r.failures.Add(i, s.lost)
 		case now.Sub(e.renewed) >= s.ackWait:
 			// Another consumer may have it. The server would take our acknowledgement all the same.
 			s.forget(e)
-			r.fail(i, errSettledBefore)
+			r.failures.Add(i, errSettledBefore)
 		default:
-			if err := s.check(&r.batch[i].Action); err != nil {
-				r.fail(i, err)
+			if err := s.check(r.batch[i].Action); err != nil {
+				r.failures.Add(i, err)
 				continue
 			}
 			e.state = settling
@@ -162,29 +141,11 @@ func (r *round) claim() {
 }
 
 // check refuses actions that no caller may ask of this subscription.
-func (s *subscription) check(a *settle.Action) error {
-	t := &s.plan.topology
-	switch a.Kind {
-	case settle.Done, settle.Drop, settle.Requeue, settle.GiveBack:
+func (s *subscription) check(a settle.Action) error {
+	if a.Kind == settle.WaitInPlace && s.inPlace {
 		return nil
-	case settle.WaitInPlace:
-		if s.inPlace {
-			return nil
-		}
-	case settle.Hold:
-		if s.role == broker.ReadMain && !t.External && a.Tier >= 0 && a.Tier < len(t.Holds) {
-			return nil
-		}
-	case settle.Copy:
-		if s.role == broker.ReadMain && !t.External {
-			return nil
-		}
-	case settle.DeadLetter:
-		if s.role == broker.ReadMain && t.DeadLetter != "" {
-			return nil
-		}
 	}
-	return fmt.Errorf("action %s on a delivery of %q: %w", a.Kind, s.queue, broker.ErrUnsupported)
+	return broker.CheckAction(&s.plan.topology, s.role, a)
 }
 
 // release gives a delivery back to the caller, to be settled another time.
@@ -209,7 +170,7 @@ func (r *round) release(i int, err error) {
 	if back {
 		_ = s.conn.Publish(e.msg.Reply, nak)
 	}
-	r.fail(i, err)
+	r.failures.Add(i, err)
 }
 
 // unlink takes deliveries out of the unsettled ones. Where the connection is lost they are not ours to settle any more.
@@ -223,7 +184,7 @@ func (r *round) unlink(index []int) {
 	}
 	for _, i := range index {
 		if lost != nil {
-			r.fail(i, lost)
+			r.failures.Add(i, lost)
 			continue
 		}
 		s.forget(entryOf(r.batch[i].Delivery))
@@ -238,7 +199,7 @@ func (r *round) handBack() {
 	now := time.Now()
 	for _, i := range index {
 		st := &r.batch[i]
-		if r.skipped(i) {
+		if r.failures.Has(i) {
 			continue
 		}
 		e := entryOf(st.Delivery)
@@ -249,7 +210,7 @@ func (r *round) handBack() {
 			word = nakAfter(st.Action.Delay)
 		}
 		if err := s.conn.Publish(e.msg.Reply, word); err != nil {
-			r.fail(i, s.gone(err))
+			r.failures.Add(i, s.gone(err))
 		}
 	}
 }
@@ -265,11 +226,11 @@ func (r *round) acknowledge(index []int) {
 	s := r.sub
 	r.unlink(index)
 	for _, i := range index {
-		if r.skipped(i) {
+		if r.failures.Has(i) {
 			continue
 		}
 		if err := s.conn.Publish(entryOf(r.batch[i].Delivery).msg.Reply, ack); err != nil {
-			r.fail(i, s.gone(err))
+			r.failures.Add(i, s.gone(err))
 		}
 	}
 }
@@ -291,7 +252,7 @@ func (r *round) send() []wave {
 	out := make([]outgoing, 0, r.copies)
 	index := make([]int, 0, r.copies)
 	for i := range r.batch {
-		if r.skipped(i) || !r.batch[i].Action.Kind.Copies() {
+		if r.failures.Has(i) || !r.batch[i].Action.Kind.Copies() {
 			continue
 		}
 		m, err := s.copyOf(entryOf(r.batch[i].Delivery), &r.batch[i], now)
@@ -338,7 +299,7 @@ func (r *round) bury(ctx context.Context) {
 	acks := make([]outgoing, 0, len(dead))
 	index := make([]int, 0, len(dead))
 	for _, i := range dead {
-		if !r.skipped(i) {
+		if !r.failures.Has(i) {
 			acks = append(acks, outgoing{subject: entryOf(r.batch[i].Delivery).msg.Reply, data: ack})
 			index = append(index, i)
 		}
@@ -349,7 +310,7 @@ func (r *round) bury(ctx context.Context) {
 	for j, err := range s.conn.flights.send(acks).wait(ctx) {
 		if err != nil {
 			// Not known to be acknowledged: it may come back, and die a second time.
-			r.fail(index[j], fmt.Errorf("%w: acknowledge the original of a dead letter: %w", broker.ErrLost, err))
+			r.failures.Add(index[j], fmt.Errorf("%w: acknowledge the original of a dead letter: %w", broker.ErrLost, err))
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/settle"
@@ -35,11 +34,7 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 		r.await(f)
 		r.acknowledge(settle.Kind.Copies)
 	}
-	if len(r.items) == 0 {
-		return nil
-	}
-	slices.SortFunc(r.items, func(a, b broker.SettleItem) int { return a.Index - b.Index })
-	return &broker.SettleError{Items: r.items}
+	return r.failures.Err()
 }
 
 func isPlain(k settle.Kind) bool  { return k == settle.Done || k == settle.Drop }
@@ -54,28 +49,12 @@ func entryOf(d *broker.Delivery) *entry {
 
 // round is one call of Settle.
 type round struct {
-	sub   *subscription
-	batch []broker.Settlement
-	items []broker.SettleItem
-	// skip marks what is out already; nil while nothing is.
-	skip                   []bool
+	sub                    *subscription
+	batch                  []broker.Settlement
+	failures               broker.SettleFailures
 	plain, returns, copies int
 	index                  []int // of the flight's messages in batch
 }
-
-// fail records that a delivery is not settled.
-func (r *round) fail(i int, err error) {
-	if r.skip == nil {
-		r.skip = make([]bool, len(r.batch))
-	}
-	if r.skip[i] {
-		return
-	}
-	r.skip[i] = true
-	r.items = append(r.items, broker.SettleItem{Index: i, Err: err})
-}
-
-func (r *round) skipped(i int) bool { return r.skip != nil && r.skip[i] }
 
 // claim takes every delivery that can be settled, so that no other call does.
 func (r *round) claim() {
@@ -86,16 +65,16 @@ func (r *round) claim() {
 		e, kind := entryOf(r.batch[i].Delivery), r.batch[i].Action.Kind
 		switch {
 		case e == nil:
-			r.fail(i, fmt.Errorf("not a delivery of RabbitMQ: %w", broker.ErrUnsupported))
+			r.failures.Add(i, fmt.Errorf("not a delivery of RabbitMQ: %w", broker.ErrUnsupported))
 		case e.sub != s:
-			r.fail(i, fmt.Errorf("a delivery of another subscription: %w", broker.ErrLost))
+			r.failures.Add(i, fmt.Errorf("a delivery of another subscription: %w", broker.ErrLost))
 		case e.state != unsettled:
-			r.fail(i, errSettledBefore)
+			r.failures.Add(i, errSettledBefore)
 		case s.lost != nil:
-			r.fail(i, s.lost)
+			r.failures.Add(i, s.lost)
 		default:
-			if err := r.check(r.batch[i].Action); err != nil {
-				r.fail(i, err)
+			if err := broker.CheckAction(&s.topology, s.role, r.batch[i].Action); err != nil {
+				r.failures.Add(i, err)
 				continue
 			}
 			e.state = settling
@@ -111,42 +90,13 @@ func (r *round) claim() {
 	}
 }
 
-// check refuses actions that no caller may ask of this backend.
-func (r *round) check(a settle.Action) error {
-	t := &r.sub.topology
-	switch a.Kind {
-	case settle.Done, settle.Drop, settle.Requeue, settle.GiveBack:
-		return nil
-	case settle.Hold:
-		if t.External {
-			return fmt.Errorf("hold a message of the external queue %q: %w", t.Queue, broker.ErrUnsupported)
-		}
-		if a.Tier < 0 || a.Tier >= len(t.Holds) {
-			return fmt.Errorf("hold tier %d of %q: it has %d: %w", a.Tier, t.Queue, len(t.Holds), broker.ErrUnsupported)
-		}
-		return nil
-	case settle.Copy:
-		if t.External {
-			return fmt.Errorf("copy a message to the external queue %q: %w", t.Queue, broker.ErrUnsupported)
-		}
-		return nil
-	case settle.DeadLetter:
-		if t.DeadLetter == "" {
-			return fmt.Errorf("dead-letter a message of %q: it has no dead-letter queue: %w", t.Queue, broker.ErrUnsupported)
-		}
-		return nil
-	default: // waiting in place is the caller's part: the lease of a delivery cannot be renewed
-		return fmt.Errorf("action %s: %w", a.Kind, broker.ErrUnsupported)
-	}
-}
-
 // release gives a delivery back to the caller, to be settled another time.
 func (r *round) release(i int, err error) {
 	s := r.sub
 	s.mu.Lock()
 	entryOf(r.batch[i].Delivery).state = unsettled
 	s.mu.Unlock()
-	r.fail(i, err)
+	r.failures.Add(i, err)
 }
 
 // handBack requeues with nack, which from 4.3 on is not counted.
@@ -155,7 +105,7 @@ func (r *round) handBack() {
 	s.ackMu.Lock()
 	defer s.ackMu.Unlock()
 	for i := range r.batch {
-		if r.skipped(i) || !isReturn(r.batch[i].Action.Kind) {
+		if r.failures.Has(i) || !isReturn(r.batch[i].Action.Kind) {
 			continue
 		}
 		e := entryOf(r.batch[i].Delivery)
@@ -164,7 +114,7 @@ func (r *round) handBack() {
 		e.state = settled
 		s.mu.Unlock()
 		if err := s.ch.Nack(e.raw.DeliveryTag, false, true); err != nil {
-			r.fail(i, s.gone(err))
+			r.failures.Add(i, s.gone(err))
 		}
 	}
 }
@@ -179,7 +129,7 @@ func (r *round) acknowledge(of func(settle.Kind) bool) {
 	var upTo uint64
 	n := 0
 	for i := range r.batch {
-		if !r.skipped(i) && of(r.batch[i].Action.Kind) {
+		if !r.failures.Has(i) && of(r.batch[i].Action.Kind) {
 			if tag := entryOf(r.batch[i].Delivery).raw.DeliveryTag; tag < lowest {
 				upTo = max(upTo, tag)
 				n++
@@ -191,14 +141,14 @@ func (r *round) acknowledge(of func(settle.Kind) bool) {
 		err = s.ch.Ack(upTo, n > 1)
 	}
 	for i := range r.batch {
-		if r.skipped(i) || !of(r.batch[i].Action.Kind) {
+		if r.failures.Has(i) || !of(r.batch[i].Action.Kind) {
 			continue
 		}
 		if tag := entryOf(r.batch[i].Delivery).raw.DeliveryTag; tag > lowest && err == nil {
 			err = s.ch.Ack(tag, false)
 		}
 		if err != nil {
-			r.fail(i, s.gone(err))
+			r.failures.Add(i, s.gone(err))
 		}
 	}
 }
@@ -209,7 +159,7 @@ func (r *round) unlink(of func(settle.Kind) bool) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range r.batch {
-		if !r.skipped(i) && of(r.batch[i].Action.Kind) {
+		if !r.failures.Has(i) && of(r.batch[i].Action.Kind) {
 			e := entryOf(r.batch[i].Delivery)
 			s.list.remove(e)
 			e.state = settled
@@ -237,7 +187,7 @@ func (r *round) send(ctx context.Context) *flight {
 	c, err := s.copies.get(ctx)
 	if err != nil {
 		for i := range r.batch {
-			if !r.skipped(i) && r.batch[i].Action.Kind.Copies() {
+			if !r.failures.Has(i) && r.batch[i].Action.Kind.Copies() {
 				r.release(i, fmt.Errorf("copy: %w", err))
 			}
 		}
@@ -246,7 +196,7 @@ func (r *round) send(ctx context.Context) *flight {
 	out := make([]outgoing, 0, r.copies)
 	r.index = make([]int, 0, r.copies)
 	for i := range r.batch {
-		if r.skipped(i) || !r.batch[i].Action.Kind.Copies() {
+		if r.failures.Has(i) || !r.batch[i].Action.Kind.Copies() {
 			continue
 		}
 		m := copyOf(entryOf(r.batch[i].Delivery), &r.batch[i], target(&s.topology, r.batch[i].Action))

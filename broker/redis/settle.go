@@ -60,28 +60,20 @@ func (s *subscription) Settle(ctx context.Context, batch []broker.Settlement) er
 	if r.settled {
 		poke(s.wake)
 	}
-	if len(r.items) == 0 {
-		return nil
-	}
-	slices.SortFunc(r.items, func(a, b broker.SettleItem) int { return a.Index - b.Index })
-	return &broker.SettleError{Items: r.items}
+	return r.failures.Err()
 }
 
 // round is one call of Settle.
 type round struct {
-	sub   *subscription
-	batch []broker.Settlement
-	items []broker.SettleItem
+	sub      *subscription
+	batch    []broker.Settlement
+	failures broker.SettleFailures
 	// Indexes into batch, by what is to be done.
 	plain, returns, copies []int
 	settled                bool
 }
 
 func (r *round) entry(i int) *entry { return entryOf(r.batch[i].Delivery) }
-
-func (r *round) fail(i int, err error) {
-	r.items = append(r.items, broker.SettleItem{Index: i, Err: err})
-}
 
 // claim takes every delivery that can be settled, so that no other call does.
 func (r *round) claim() {
@@ -92,19 +84,19 @@ func (r *round) claim() {
 		e, kind := r.entry(i), r.batch[i].Action.Kind
 		switch {
 		case e == nil:
-			r.fail(i, fmt.Errorf("not a delivery of Redis: %w", broker.ErrUnsupported))
+			r.failures.Add(i, fmt.Errorf("not a delivery of Redis: %w", broker.ErrUnsupported))
 		case e.sub != s:
-			r.fail(i, fmt.Errorf("a delivery of another subscription: %w", broker.ErrLost))
+			r.failures.Add(i, fmt.Errorf("a delivery of another subscription: %w", broker.ErrLost))
 		case e.state != unsettled:
-			r.fail(i, errSettledBefore)
+			r.failures.Add(i, errSettledBefore)
 		case s.lost != nil:
-			r.fail(i, s.lost)
+			r.failures.Add(i, s.lost)
 		case kind == settle.Leave: // it stays pending and is renewed no more (H8)
 			s.drop(e)
 			r.settled = true
 		default:
-			if err := r.check(r.batch[i].Action); err != nil {
-				r.fail(i, err)
+			if err := broker.CheckAction(&s.topology, s.role, r.batch[i].Action); err != nil {
+				r.failures.Add(i, err)
 				continue
 			}
 			e.state = settling
@@ -117,35 +109,6 @@ func (r *round) claim() {
 				r.copies = append(r.copies, i)
 			}
 		}
-	}
-}
-
-// check refuses actions that no caller may ask of this backend.
-func (r *round) check(a settle.Action) error {
-	t := &r.sub.topology
-	switch a.Kind {
-	case settle.Done, settle.Drop, settle.Requeue, settle.GiveBack:
-		return nil
-	case settle.Hold:
-		if t.External {
-			return fmt.Errorf("hold a message of the external queue %q: %w", t.Queue, broker.ErrUnsupported)
-		}
-		if a.Tier < 0 || a.Tier >= len(t.Holds) {
-			return fmt.Errorf("hold tier %d of %q: it has %d: %w", a.Tier, t.Queue, len(t.Holds), broker.ErrUnsupported)
-		}
-		return nil
-	case settle.Copy:
-		if t.External {
-			return fmt.Errorf("copy a message to the external queue %q: %w", t.Queue, broker.ErrUnsupported)
-		}
-		return nil
-	case settle.DeadLetter:
-		if t.DeadLetter == "" {
-			return fmt.Errorf("dead-letter a message of %q: it has no dead-letter queue: %w", t.Queue, broker.ErrUnsupported)
-		}
-		return nil
-	default: // waiting in place is the caller's part: it renews the lease meanwhile
-		return fmt.Errorf("action %s: %w", a.Kind, broker.ErrUnsupported)
 	}
 }
 
@@ -162,7 +125,7 @@ func (r *round) release(err error, sure bool, index ...int) {
 	}
 	s.mu.Unlock()
 	for _, i := range index {
-		r.fail(i, err)
+		r.failures.Add(i, err)
 	}
 }
 
@@ -249,7 +212,7 @@ func (r *round) conclude(g group, out []any, sure bool, err error) {
 	r.done(g.index)
 	for _, place := range others {
 		if i := g.index[toInt(place)-1]; sure && !r.entry(i).doubt { // else an earlier attempt may have done it
-			r.fail(i, errTaken)
+			r.failures.Add(i, errTaken)
 		}
 	}
 }
@@ -341,7 +304,7 @@ func (r *round) concludeCopies(stream int, sent []int, out []any, sure bool, err
 				s.suspectOrphans(stream)
 			}
 			if v <= 0 && sure && !r.entry(i).doubt {
-				r.fail(i, errTaken)
+				r.failures.Add(i, errTaken)
 			}
 		}
 		done = append(done, i)
