@@ -3,6 +3,7 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -194,11 +195,13 @@ func groupTargets(_ context.Context, o client.Object) []render.Target {
 	return []render.Target{render.TargetOf(o.(*v1alpha1.ConsumerGroup))}
 }
 
-// topologyMatters passes what changes what workloads get: the spec, and whether the Topology may be used at all.
+// topologyMatters passes what changes what workloads get: the spec, whether the Topology may be used at all, and the
+// hold queues that left it.
 func topologyMatters() predicate.Predicate {
 	usable := func(o client.Object) bool { return undeclared(o.(*v1alpha1.Topology)) == nil }
+	retired := func(o client.Object) []topology.Queue { return render.RetiredQueues(o.(*v1alpha1.Topology)) }
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return specOrDeletion().Update(e) || usable(e.ObjectOld) != usable(e.ObjectNew)
+		return specOrDeletion().Update(e) || usable(e.ObjectOld) != usable(e.ObjectNew) || !slices.Equal(retired(e.ObjectOld), retired(e.ObjectNew))
 	}}
 }
 

@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,15 +68,7 @@ func (s *settings) needsSession(n *settings) bool {
 }
 
 func equalHolds(a, b broker.Declaration) bool {
-	if len(a.Topology.Holds) != len(b.Topology.Holds) {
-		return false
-	}
-	for i, h := range a.Topology.Holds {
-		if h != b.Topology.Holds[i] {
-			return false
-		}
-	}
-	return true
+	return slices.Equal(a.Topology.Holds, b.Topology.Holds) && slices.Equal(a.Retired, b.Retired)
 }
 
 // apply takes new settings into use.

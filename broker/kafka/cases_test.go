@@ -13,6 +13,7 @@ import (
 	"github.com/shove-dev/shove/broker"
 	"github.com/shove-dev/shove/broker/header"
 	"github.com/shove-dev/shove/settle"
+	"github.com/shove-dev/shove/topology"
 )
 
 func TestCase06_CommitsTheLowest(t *testing.T) {
@@ -212,6 +213,30 @@ func TestSecondGroupNeverSeesARetry(t *testing.T) {
 		if end := b.end(d.Topology.Queue, 0) + b.end(d.Topology.Queue, 1); end != 3 {
 			t.Errorf("the main topic has %d records, want the 3 that were published", end)
 		}
+	})
+}
+
+// What is held in a tier that left the spec is handled all the same when it is due.
+func TestRetiredTierIsRead(t *testing.T) {
+	onBoth(t, func(t *testing.T, b *bench) {
+		const delay = 200 * time.Millisecond
+		before := b.declare(2, delay)
+		b.put(before.Topology.Queue, 0, "0", "1")
+		s := b.subscribe(before, 10)
+		must(t, settleAll(s, hold(delay), receive(t, s, 2)...))
+		must(t, s.Close(t.Context()))
+		after := broker.Declaration{Topology: withoutHolds(before), Options: before.Options}
+		for _, h := range before.Topology.Holds {
+			after.Retired = append(after.Retired, topology.Queue{Name: h.Queue, Role: topology.RoleRetired, Delay: h.Delay})
+		}
+		s = b.subscribe(after, 10)
+		back := receive(t, s, 2)
+		for _, one := range back {
+			if header.Parse(one.Headers).Retries != 1 {
+				t.Errorf("%s came back with headers %v", one.Body, one.Headers)
+			}
+		}
+		must(t, settleAll(s, done, back...))
 	})
 }
 

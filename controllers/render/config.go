@@ -125,7 +125,11 @@ func topologyEntry(p *Plan, l Link, c Credentials) config.Topology {
 			name = conn.Name
 		}
 	}
-	return config.FromDeclaration(l.Topology.Name, l.Topology.Namespace, name, l.Declaration)
+	d := l.Declaration
+	if l.Driver.Capabilities != nil && l.Driver.Capabilities(d.Options).ReadsHolds { // else they return by themselves
+		d.Retired = RetiredQueues(l.Topology)
+	}
+	return config.FromDeclaration(l.Topology.Name, l.Topology.Namespace, name, d)
 }
 
 func consumerEntry(k *Consumer) config.Consumer {

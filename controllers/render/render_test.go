@@ -394,3 +394,18 @@ func TestGraceNeeded(t *testing.T) {
 		}
 	}
 }
+
+// What is held in a tier that left the spec: consumers that read hold queues themselves are told of it, others need not.
+func TestRetiredTiersOfReaders(t *testing.T) {
+	topo := &v1alpha1.Topology{ObjectMeta: metav1.ObjectMeta{Name: "orders"}}
+	topo.Status.Queues = []v1alpha1.QueueStatus{
+		{Name: "orders-hold-5s", Role: v1alpha1.QueueRoleHold, Delay: &metav1.Duration{Duration: 5 * time.Second}},
+		{Name: "orders-hold-9s", Role: v1alpha1.QueueRoleRetired, Delay: &metav1.Duration{Duration: 9 * time.Second}},
+	}
+	for reads, want := range map[bool][]config.Hold{true: {{Queue: "orders-hold-9s", Delay: config.Duration(9 * time.Second)}}, false: nil} {
+		l := Link{Topology: topo, Driver: broker.Driver{Capabilities: func(json.RawMessage) broker.Capabilities { return broker.Capabilities{ReadsHolds: reads} }}}
+		if d := cmp.Diff(want, topologyEntry(&Plan{}, l, Credentials{}).RetiredHoldQueues); d != "" {
+			t.Errorf("ReadsHolds %v: %s", reads, d)
+		}
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/shove-dev/shove/broker"
@@ -87,6 +88,9 @@ type Topology struct {
 	Queue      string `json:"queue"`
 	Source     string `json:"source,omitempty"`
 	HoldQueues []Hold `json:"holdQueues,omitempty"`
+	// RetiredHoldQueues are tiers that left the topology and may still hold messages. They are read where consumers
+	// read hold queues themselves (Kafka), and never written to.
+	RetiredHoldQueues []Hold `json:"retiredHoldQueues,omitempty"`
 	// DeadLetter is the dead-letter queue's name; empty: none.
 	DeadLetter string     `json:"deadLetter,omitempty"`
 	Sequenced  *Sequenced `json:"sequenced,omitempty"`
@@ -161,7 +165,17 @@ func (t Topology) Declaration() (broker.Declaration, error) {
 			return broker.Declaration{}, fmt.Errorf("topology %q: holdQueues[%d].queue: %q is not the name of this tier, which is %q", t.Name, i, h.Queue, topo.Holds[i].Queue)
 		}
 	}
-	return broker.Declaration{Topology: topo, Options: t.Options}, nil
+	d := broker.Declaration{Topology: topo, Options: t.Options}
+	for i, h := range t.RetiredHoldQueues {
+		switch {
+		case h.Queue == "" || h.Delay <= 0:
+			return broker.Declaration{}, fmt.Errorf("topology %q: retiredHoldQueues[%d]: needs a queue and a delay above zero", t.Name, i)
+		case slices.ContainsFunc(topo.Holds, func(t topology.Hold) bool { return t.Queue == h.Queue }):
+			continue // it is back
+		}
+		d.Retired = append(d.Retired, topology.Queue{Name: h.Queue, Role: topology.RoleRetired, Delay: time.Duration(h.Delay)})
+	}
+	return d, nil
 }
 
 // FromDeclaration is the entry for a derived topology.
@@ -173,6 +187,9 @@ func FromDeclaration(name, namespace, brokerName string, d broker.Declaration) T
 	}
 	for _, h := range d.Topology.Holds {
 		t.HoldQueues = append(t.HoldQueues, Hold{Queue: h.Queue, Delay: Duration(h.Delay)})
+	}
+	for _, q := range d.Retired {
+		t.RetiredHoldQueues = append(t.RetiredHoldQueues, Hold{Queue: q.Name, Delay: Duration(q.Delay)})
 	}
 	if s := d.Topology.Sequenced; s != nil {
 		t.Sequenced = &Sequenced{OnFailure: s.OnFailure, OnDefer: s.OnDefer, Shards: len(s.Shards), Key: s.Key, MaxPendingPerKey: s.MaxPendingPerKey,

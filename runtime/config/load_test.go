@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -204,4 +205,26 @@ func FuzzDiff(f *testing.F) {
 			t.Errorf("taking it into use twice changes something: %v", live)
 		}
 	})
+}
+
+func TestRetiredHoldQueues(t *testing.T) {
+	top := Topology{Name: "orders", Queue: "orders", HoldQueues: []Hold{{Queue: "orders-hold-5s", Delay: Duration(5 * time.Second)}},
+		RetiredHoldQueues: []Hold{{Queue: "orders-hold-9s", Delay: Duration(9 * time.Second)}}}
+	d, err := top.Declaration()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(top.RetiredHoldQueues, FromDeclaration("orders", "", "", d).RetiredHoldQueues); diff != "" {
+		t.Error(diff)
+	}
+	top.RetiredHoldQueues[0] = top.HoldQueues[0]
+	if d, err = top.Declaration(); err != nil || len(d.Retired) != 0 {
+		t.Errorf("a tier that is back: %v, %v", d.Retired, err)
+	}
+	for _, wrong := range []Hold{{Delay: Duration(time.Second)}, {Queue: "orders-hold-9s"}} {
+		top.RetiredHoldQueues[0] = wrong
+		if _, err := top.Declaration(); err == nil {
+			t.Errorf("%+v is accepted", wrong)
+		}
+	}
 }
